@@ -216,11 +216,11 @@ async fn answer(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
+    let Some(peers) = state.host.peers() else { return Ok(next.run(request).await) };
     // One hop at most.
-    let is_passed_on = request.headers().contains_key(HOST_HEADER);
-    let Some(peers) = state.host.peers().filter(|_| !is_passed_on) else {
-        return Ok(next.run(request).await);
-    };
+    if request.headers().contains_key(HOST_HEADER) {
+        return Ok(answer_here(state, &subject, request, next).await);
+    }
     let request = KeptRequest::read(state, request).await?;
     let mut until = Instant::now() + peers.patience();
     let (mut attempt, [mut pause, pause_max]) = (0, PAUSES);
@@ -228,11 +228,11 @@ async fn answer(
         let began = Instant::now();
         let tried = match subject.place(&state.host, attempt).await {
             SessionPlace::Here => {
-                let answer = next.clone().run(request.to_request()).await;
+                let answer = answer_here(state, &subject, request.to_request(), next.clone()).await;
                 let code = answer.extensions().get().map(|ErrorCode(code)| *code);
                 // While this host shuts down, another try helps only if another host lives.
                 let is_left = code.is_some_and(is_of_other_host)
-                    && !request.is_call_by_hand()
+                    && !is_call_by_hand(&request.parts.uri)
                     && (state.host.is_ready() || !state.host.other_hosts().await.is_empty());
                 if is_left { Tried::AgainAfterWork(answer) } else { Tried::Answered(answer) }
             }
@@ -243,7 +243,7 @@ async fn answer(
                     sent = sent => match sent {
                         Ok(answer) => match passed_back(state, &other, answer) {
                             // The tool may have run.
-                            Tried::AgainAfterWork(answer) if request.is_call_by_hand() => {
+                            Tried::AgainAfterWork(answer) if is_call_by_hand(&request.parts.uri) => {
                                 Tried::Answered(answer)
                             }
                             tried @ (Tried::Answered(_) | Tried::Again(_) | Tried::AgainAfterWork(_)) => tried,
@@ -269,6 +269,27 @@ async fn answer(
         }
         tokio::time::sleep(pause).await;
         (attempt, pause) = (attempt + 1, pause_max.min(pause * 2));
+    }
+}
+
+/// Answers a request at this host. After a standstill what it has in memory may be old: an answer that only reads, or
+/// refuses, is not one then.
+async fn answer_here(
+    state: &AppState,
+    subject: &Subject,
+    request: Request,
+    next: Next,
+) -> Response {
+    let awake = match subject {
+        Subject::Session(id) => Some(id).filter(|id| state.host.is_awake(id)),
+        Subject::New => None,
+    };
+    let (is_read, is_call) = (request.method().is_safe(), is_call_by_hand(request.uri()));
+    let answer = next.run(request).await;
+    let is_from_memory = is_read || (answer.status().is_client_error() && !is_call);
+    match awake.is_some_and(|id| is_from_memory && state.host.may_have_lost(id)) {
+        true => ApiError::from(HostError::SessionMoved).into_response(),
+        false => answer,
     }
 }
 
@@ -372,10 +393,6 @@ impl KeptRequest {
         }
     }
 
-    fn is_call_by_hand(&self) -> bool {
-        self.parts.uri.path().ends_with("/call")
-    }
-
     /// Returns what follows if another host has not answered.
     fn unanswered(&self, reason: String, was_sent: bool) -> Tried {
         if !was_sent || self.can_be_repeated() {
@@ -401,6 +418,11 @@ impl KeptRequest {
             || (takes_key(&self.parts) && headers.contains_key(KEY_HEADER))
             || uri.path().contains("/approvals/")
     }
+}
+
+/// Returns whether a request calls a tool.
+fn is_call_by_hand(uri: &Uri) -> bool {
+    uri.path().ends_with("/call")
 }
 
 /// Returns whether a request can have an `Idempotency-Key`.

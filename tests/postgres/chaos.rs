@@ -78,10 +78,6 @@ impl ClientState {
                         // An earlier attempt has opened it.
                         409 if path == "/v1/sessions" => return Value::Null,
                         500 | 502 | 503 => last = format!("{status} {text}"),
-                        // A host that has just stood still knows for a moment only what it had in memory.
-                        409 if text.contains("run_in_progress") => {
-                            last = format!("{status} {text}")
-                        }
                         _ => panic!("{url} {body}: {status} {text}"),
                     }
                 }

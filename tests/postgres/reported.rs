@@ -20,6 +20,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::client::post;
 use crate::host_directory::HostDirectory;
 use crate::hosts::Binary;
 use crate::log::{id, open_at, open_with, until, within};
@@ -180,4 +181,45 @@ async fn a_host_that_is_killed_in_its_start_holds_nothing() {
     .await;
     within(next.close()).await;
     within(beside.close()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_has_stood_still_does_not_answer_from_its_memory() {
+    let Some(database) = database().await else { return };
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["It ", "is lost."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
+        {"text": ["It is done."]}, {"text": ["It goes on."]}]}))
+    .await;
+    let config = format!(
+        "[host]\nlisten = \"127.0.0.1:0\"\nadvertise = \"http://127.0.0.1:0\"\n\
+         [journal]\nengine = \"postgres\"\nurl_env = \"TEST_DATABASE_URL\"\nlease = \"2s\"\n\
+         [models.m]\nbase_url = \"{}\"\nmodel = \"mock\"\n[agents.default]\nmodel = \"m\"\n",
+        directory.model.base_url(),
+    );
+    let a = Binary::start_with(&database, &directory, &config).await;
+    let b = Binary::start_with(&database, &directory, &config).await;
+    assert_eq!(a.send(&post("/v1/sessions", "", r#"{"id":"s"}"#)).await.status, 201);
+    let began = a.send(&post("/v1/sessions/s/runs", "", r#"{"input":"go","wait":false}"#)).await;
+    assert_eq!(began.status, 202, "{began:?}");
+    directory.model.wait_for_gate("middle").await;
+    a.signal(Signal::STOP);
+    // Before anything else it reads these requests when it goes on: it has the run in memory, which has ended.
+    let read = a.send("GET /v1/sessions/s HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let more = r#"{"input":"more","wait":true}"#;
+    let more = post("/v1/sessions/s/runs", "", more);
+    let run = a.send(&more);
+    let goes_on = async {
+        within(async {
+            while ended(&database, "s").await == 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        a.signal(Signal::CONT);
+    };
+    let (read, run, ()) = tokio::join!(read, run, goes_on);
+    assert_eq!((read.status, run.status), (200, 200), "{read:?} {run:?}");
+    assert!(read.json()["history"].to_string().contains("It is done."), "{read:?}");
+    assert_eq!(run.json()["text"], "It goes on.", "{run:?}");
+    drop((a, b));
 }

@@ -191,6 +191,7 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     let [mut of_root, mut of_child] = [TestLog::new(&root), TestLog::new(&child)];
     of_root.append(first, vec![opening(None)]).await;
     of_child.append(first, vec![opening(Some(parent))]).await;
+    assert!(one.is_in_use(&root) && !two.is_in_use(&root), "a host uses what it has opened");
     assert!(owner(one, &root).await, "a host owns what it has opened");
     assert!(!owner(two, &root).await && !owner(two, &child).await, "a tree has one owner");
     let unknown_and_child = [session("check-unknown"), child.clone()];
@@ -221,7 +222,9 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     assert_eq!(refused, exists, "a session is opened once");
     // The root was used twice: it was opened, and taken.
     give(one, &root).await;
+    assert!(one.is_in_use(&root), "a session is in use until each use has ended");
     give(one, &root).await;
+    assert!(!one.is_in_use(&root) && one.is_in_use(&child), "each session is used by itself");
     assert!(!owner(two, &root).await, "a host owns a tree while it uses a session of it");
     give(one, &child).await;
     assert_eq!(owners(one).await, [None, None], "a tree that was given has no owner");
@@ -230,6 +233,7 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     assert_eq!(refused, fenced, "the host that had the tree before is fenced");
     let lost = tokio::time::timeout(STATUS_WAIT_MAX, one.lost()).await;
     assert!(lost.is_ok(), "a host that is fenced is told");
+    assert!(!one.is_in_use(&child) && two.is_in_use(&child), "a lost session is not in use");
     let read = first.read(&root, Seq(1)).await;
     assert_eq!(read, Ok(Vec::new()), "nothing of a fenced batch is stored");
 

@@ -49,6 +49,11 @@ pub trait Ownership: Send + Sync + fmt::Debug {
     /// it lives, so that another one may have the session.
     fn take<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Owner>;
 
+    /// Returns whether what this host has in memory of a session that it has opened or taken still counts: it uses the
+    /// session, has not lost it, and has shown in time that it lives. Answers at once, from memory. A host that stood
+    /// still knows by it that another one may have gone on.
+    fn is_in_use(&self, session: &SessionId) -> bool;
+
     /// Ends one use of a session that this host has opened or taken. With the last use of the tree, and if no session of
     /// the tree has a run that has not ended, no host owns it. Ignores other sessions.
     ///

@@ -261,6 +261,11 @@ impl Ownership for SharedJournal {
         })
     }
 
+    fn is_in_use(&self, session: &SessionId) -> bool {
+        let owners = self.store.owners.lock();
+        owners.alive.contains(&self.host) && owners.uses.contains_key(&(self.host, session.clone()))
+    }
+
     fn give<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, ()> {
         Box::pin(self.end_use(session, false))
     }

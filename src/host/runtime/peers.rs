@@ -254,6 +254,19 @@ impl Host {
         }
     }
 
+    /// Returns whether a session is in the memory of this host.
+    #[must_use]
+    pub fn is_awake(&self, id: &SessionId) -> bool {
+        self.shared().index.awake(id).is_some()
+    }
+
+    /// Returns whether this host does not use a session any more, or has not shown in time that it lives: what it has in
+    /// memory of the session may be old, because another host has gone on.
+    #[must_use]
+    pub fn may_have_lost(&self, id: &SessionId) -> bool {
+        self.shared().journal.ownership().is_some_and(|ownership| !ownership.is_in_use(id))
+    }
+
     /// Returns the host that answers a request for a session that no host has: this one, or another one while this one
     /// shuts down.
     pub async fn place_of_new(&self, attempt: usize) -> SessionPlace {

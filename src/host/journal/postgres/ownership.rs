@@ -118,6 +118,10 @@ impl Ownership for PostgresJournal {
         })
     }
 
+    fn is_in_use(&self, session: &SessionId) -> bool {
+        !self.shared.lease.is_over() && self.shared.trees.is_in_use(session)
+    }
+
     fn give<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, ()> {
         Box::pin(self.end_use(session, false))
     }

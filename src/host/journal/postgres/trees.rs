@@ -118,6 +118,11 @@ impl OwnedTrees {
         uses.map(|uses| *uses += 1).is_some()
     }
 
+    /// Returns whether a session is in use. A host that is alone does not count uses.
+    pub(super) fn is_in_use(&self, session: &SessionId) -> bool {
+        !self.are_shared || self.state.lock().roots.contains_key(session)
+    }
+
     /// Lets a tree wait to be given away. Returns true if it is the first one that waits: the writer needs a task.
     pub(super) fn push_given(&self, tree: GivenTree) -> bool {
         let mut state = self.state.lock();
@@ -288,9 +293,9 @@ mod tests {
         assert!(trees.is_owned(1, 5));
         trees.lose(1, 3, &session);
         assert_eq!(trees.lost().now_or_never(), None);
-        assert!(trees.is_owned(1, 5) && trees.use_again(&session));
+        assert!(trees.is_owned(1, 5) && trees.is_in_use(&session) && trees.use_again(&session));
         trees.lose(1, 5, &session);
         assert_eq!(trees.lost().now_or_never(), Some(vec![session.clone()]));
-        assert!(!trees.is_owned(1, 5) && !trees.use_again(&session));
+        assert!(!trees.is_owned(1, 5) && !trees.is_in_use(&session) && !trees.use_again(&session));
     }
 }
