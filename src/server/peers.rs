@@ -132,6 +132,23 @@ pub(super) async fn open_approvals(
     counts
 }
 
+/// Returns the sessions that other hosts list for the same request, and whether one of them has more.
+pub(super) async fn listed(
+    state: &ApiState,
+    caller: &Caller,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> (Vec<SessionId>, bool) {
+    let (mut listed, mut has_more) = (Vec::new(), false);
+    for page in pages(state, caller, uri, headers).await {
+        let sessions = page["sessions"].as_array().into_iter().flatten();
+        let ids = sessions.filter_map(|session| session["id"].as_str());
+        listed.extend(ids.filter_map(|id| SessionId::parse(id).ok()));
+        has_more |= page["next"].is_string();
+    }
+    (listed, has_more)
+}
+
 /// Returns the pages with which the other hosts answer the same request about what they have. A host that does not answer
 /// is left out: its sessions are soon those of another one.
 pub(super) async fn pages(

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt as _;
 use serde::Deserialize;
@@ -83,10 +83,18 @@ pub(super) async fn list(
     State(shared): State<AppState>,
     caller: Caller,
     headers: HeaderMap,
+    uri: Uri,
     StrictQuery(query): StrictQuery<ListSessionsQuery>,
 ) -> Result<Response, ApiError> {
     let ListSessionsQuery { state, order, limit, after, children } = query;
     let limit = page_length(limit)?;
+    let (in_memory, others_have_more) = match state {
+        // Only the host that has a session knows these states.
+        Some(SessionState::Waiting | SessionState::Idle) => {
+            peers::listed(&shared, &caller, &uri, &headers).await
+        }
+        Some(SessionState::Running | SessionState::Hibernated) | None => (Vec::new(), false),
+    };
     let mut query = SessionQuery::default().with(|query| {
         query.order = order;
         query.state = state;
@@ -107,7 +115,11 @@ pub(super) async fn list(
         part = part.min(limit - count);
         // One more session than the part has, to detect a further page.
         query.limit = part + 1;
-        let sessions = shared.host.sessions(query.clone()).await?;
+        let mut sessions = shared.host.sessions(query.clone()).await?;
+        if !in_memory.is_empty() {
+            let elsewhere = in_memory.clone();
+            sessions = shared.host.with_found_elsewhere(&query, sessions, elsewhere).await?;
+        }
         has_more = sessions.len() > part;
         for mut session in sessions.into_iter().take(part) {
             query.continue_after(&session);
@@ -130,7 +142,7 @@ pub(super) async fn list(
         part = PART_LENGTH_MAX.min(part * 2);
     }
     answer.append("],\"next\":")?;
-    answer.append_json(&next.filter(|_| has_more))?;
+    answer.append_json(&next.filter(|_| has_more || others_have_more))?;
     answer.append("}")?;
     Ok(answer.into_response())
 }

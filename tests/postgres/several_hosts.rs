@@ -221,6 +221,33 @@ async fn lists_have_what_all_hosts_have() {
             assert_eq!(session["approvals_open"], 1, "{session}");
         }
     }
+    a.open("idle").await;
+    for host in [&a, &b] {
+        for (state, expect) in [
+            ("waiting", &["s1", "s2", "s3"][..]),
+            ("running", &["s1", "s2", "s3"]),
+            ("idle", &["idle"]),
+            ("hibernated", &[]),
+        ] {
+            let mut found = Vec::new();
+            let mut path = format!("/v1/sessions?limit=2&state={state}");
+            loop {
+                let page = host.get(&path).await.json();
+                for session in page["sessions"].as_array().unwrap() {
+                    found.push(session["id"].as_str().unwrap().to_owned());
+                    let shown = session["state"].as_str().unwrap();
+                    assert!(shown == state || state == "running", "{session}");
+                }
+                let Some(next) = page["next"].as_str() else { break };
+                path = format!("/v1/sessions?limit=2&state={state}&after={next}");
+            }
+            assert_eq!(found, expect, "{state}");
+        }
+        let newest = host.get("/v1/sessions?state=waiting&order=newest&limit=2").await.json();
+        let ids: Vec<_> = newest["sessions"].as_array().unwrap().iter().map(|s| &s["id"]).collect();
+        assert_eq!(ids, ["s3", "s2"], "{newest}");
+    }
+    a.delete("/v1/sessions/idle").await;
     let deleted = b.delete("/v1/sessions?metadata.customer=y").await;
     assert_eq!(deleted.json()["count"], 2, "{deleted:?}");
     let left = a.get("/v1/sessions").await.json();

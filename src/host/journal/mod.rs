@@ -634,6 +634,11 @@ pub trait JournalObserver: Send + Sync + fmt::Debug {
     fn synced(&self, took: std::time::Duration) {
         let _ = took;
     }
+
+    /// A database elsewhere has answered a request to store batches, or has not answered within its time limit.
+    fn answered(&self, took: std::time::Duration) {
+        let _ = took;
+    }
 }
 
 /// Batches that one transaction stored.

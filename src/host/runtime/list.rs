@@ -27,6 +27,30 @@ pub(super) async fn sessions(
     Ok(found)
 }
 
+/// Adds to the sessions that this host found by a query those with these ids, which other hosts have found by it. Leaves
+/// out those that are deleted meanwhile.
+pub(super) async fn with_found_elsewhere(
+    host_ref: &HostRef,
+    query: &SessionQuery,
+    mut found: Vec<SessionSummary>,
+    elsewhere: Vec<SessionId>,
+) -> Result<Vec<SessionSummary>, HostError> {
+    let shared = &host_ref.shared;
+    let mut added = Vec::new();
+    for id in elsewhere {
+        // It may have moved.
+        if !found.iter().chain(&added).any(|known: &SessionSummary| known.id == id) {
+            added.extend(shared.journal.find(&id).await?.map(|stored| summary(shared, stored)));
+        }
+    }
+    add_hosts(shared, &mut added).await?;
+    for session in &mut added {
+        session.state = query.state.unwrap_or(session.state);
+    }
+    found.append(&mut added);
+    Ok(query.select(found))
+}
+
 /// Adds the hosts that have sessions, if several hosts have the same journal. What another host has is in its memory.
 async fn add_hosts(shared: &HostState, found: &mut [SessionSummary]) -> Result<(), JournalError> {
     let Some(ownership) = shared.journal.ownership().filter(|_| !found.is_empty()) else {
@@ -74,8 +98,14 @@ async fn matching(
         if let Some(last) = page.last() {
             listing.continue_after(last);
         }
-        let summaries = page.into_iter().map(|stored| summary(shared, stored));
-        found.extend(summaries.filter(|summary| query.matches(summary)).take(limit - found.len()));
+        let mut summaries: Vec<_> =
+            page.into_iter().map(|stored| summary(shared, stored)).collect();
+        if query.state == Some(SessionState::Hibernated) {
+            // Without those that other hosts have in memory.
+            add_hosts(shared, &mut summaries).await?;
+        }
+        summaries.retain(|summary| query.matches(summary));
+        found.extend(summaries.into_iter().take(limit - found.len()));
         if is_last || found.len() >= limit {
             return Ok(found);
         }

@@ -653,6 +653,20 @@ impl Host {
         list::sessions(&self.inner.host_ref, query).await
     }
 
+    /// Adds to the sessions that [`Self::sessions`] has found those that other hosts have found by the same query, in
+    /// their memory.
+    ///
+    /// # Errors
+    /// If the journal cannot be read.
+    pub async fn with_found_elsewhere(
+        &self,
+        query: &SessionQuery,
+        found: Vec<SessionSummary>,
+        elsewhere: Vec<SessionId>,
+    ) -> Result<Vec<SessionSummary>, HostError> {
+        list::with_found_elsewhere(&self.inner.host_ref, query, found, elsewhere).await
+    }
+
     /// Updates the gauges now. The host also does this at least every 5 seconds.
     pub fn update_metrics(&self) {
         self.shared().update_gauges();

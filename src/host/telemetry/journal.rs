@@ -50,4 +50,8 @@ impl JournalObserver for JournalMetrics {
     fn synced(&self, took: Duration) {
         self.fsync_time.record(took);
     }
+
+    fn answered(&self, took: Duration) {
+        self.write_time.record(took);
+    }
 }

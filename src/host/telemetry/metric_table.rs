@@ -371,6 +371,8 @@ metric_table! {
             "Records that were stored in one transaction.";
         fsync_time: Histogram(SHORT), Seconds, "callsheet_journal_fsync_seconds",
             "Duration of an fsync of the journal. With relaxed durability, one fsync serves many transactions.";
+        write_time: Histogram(SHORT), Seconds, "callsheet_journal_write_seconds",
+            "Time until PostgreSQL had answered a request to store records, or the time limit of the request.";
         queued: Gauge, Count, "callsheet_journal_queued",
             "Batches of records that wait to be stored.";
         size: Gauge, Bytes, "callsheet_journal_size_bytes",

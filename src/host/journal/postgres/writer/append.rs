@@ -110,7 +110,9 @@ impl DatabaseWriter {
                 continue;
             }
             let began = Instant::now();
-            match self.send_appends(&group).await {
+            let sent = self.send_appends(&group).await;
+            self.parts.observer.answered(began.elapsed());
+            match sent {
                 Ok(owned) => {
                     self.note_success();
                     let (stored, fenced): (Vec<_>, Vec<_>) =

@@ -123,7 +123,9 @@ impl DatabaseWriter {
                 continue;
             }
             let began = Instant::now();
-            match self.send_opens(&sessions).await {
+            let sent = self.send_opens(&sessions).await;
+            self.parts.observer.answered(began.elapsed());
+            match sent {
                 Ok(opened) => {
                     self.note_success();
                     let mut existing = self.settle_opened(sessions, &opened, began);
