@@ -4,7 +4,7 @@
 # Installs what it needs besides the Rust toolchain: Prometheus, which scrapes a host and checks its
 # metrics, rules and dashboards; Node and its packages, which check the form of the dashboards, and are MCP
 # servers and their conformance suite; MCP servers in Python; Chromium, in which the console is tested;
-# bubblewrap, in which programs run as tools with `sandbox = "strict"`; PostgreSQL, for the journal in it.
+# bubblewrap, in which programs run as tools with `sandbox = "strict"`; PostgreSQL and PgBouncer, for the journal in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,6 +40,7 @@ command -v npm >/dev/null || missing+=(npm)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
 command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing+=(postgresql)
+[ -x /usr/sbin/pgbouncer ] || [ -x /usr/bin/pgbouncer ] || missing+=(pgbouncer)
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 if [ "${#missing[@]}" -gt 0 ]; then
   as_root=""

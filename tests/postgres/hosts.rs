@@ -99,6 +99,8 @@ async fn forks_and_pages_of_a_host() {
 /// The real binary on a configured database.
 pub(crate) struct Binary {
     child: Child,
+    /// What it has logged before it listened.
+    pub(crate) start_log: String,
     pub(crate) addr: SocketAddr,
 }
 
@@ -116,9 +118,14 @@ fn command(database: &TestDatabase, words: &[&str]) -> Command {
 
 impl Binary {
     fn start(database: &TestDatabase, directory: &HostDirectory) -> Self {
+        Self::start_at(database, database.server.port, directory)
+    }
+
+    /// Starts it with the port of a pooler.
+    fn start_at(database: &TestDatabase, port: u16, directory: &HostDirectory) -> Self {
         let text = "[host]\nlisten = \"127.0.0.1:0\"\n[journal]\nengine = \"postgres\"\n\
                     url_env = \"TEST_DATABASE_URL\"\nlease = \"2s\"\n";
-        Self::configured(database, directory, text)
+        Self::configured_at(database, port, directory, text)
     }
 
     /// Starts it with a configuration, beside what runs.
@@ -161,10 +168,20 @@ impl Binary {
     }
 
     fn configured(database: &TestDatabase, directory: &HostDirectory, text: &str) -> Self {
+        Self::configured_at(database, database.server.port, directory, text)
+    }
+
+    fn configured_at(
+        database: &TestDatabase,
+        port: u16,
+        directory: &HostDirectory,
+        text: &str,
+    ) -> Self {
         std::fs::create_dir_all(&directory.dir).unwrap();
         let config = directory.dir.join("callsheet.toml");
         std::fs::write(&config, text).unwrap();
         let mut command = command(database, &["serve", "--config"]);
+        command.env("TEST_DATABASE_URL", database.url_at(port));
         let mut child = command.arg(&config).stdout(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut before = String::new();
@@ -176,7 +193,7 @@ impl Binary {
         assert!(!before.contains("postgres://callsheet:"), "{before}");
         let addr = first.split("http://").nth(1).unwrap().split(' ').next().unwrap();
         std::thread::spawn(move || lines.for_each(drop));
-        Self { child, addr: addr.parse().unwrap() }
+        Self { child, start_log: before, addr: addr.parse().unwrap() }
     }
 
     pub(crate) async fn send(&self, request: &str) -> HttpResponse {
@@ -218,6 +235,19 @@ async fn the_binary_is_killed_and_goes_on() {
     let entries = reader.read(&id("s"), Seq(0)).await.unwrap();
     let starts = entries.iter().filter(|entry| entry.body().contains("run_started")).count();
     assert_eq!(starts, 2);
+}
+
+#[tokio::test]
+async fn a_start_names_a_pooler_in_transaction_mode() {
+    let Some(database) = database().await else { return };
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    for (mode, is_named) in [("transaction", true), ("session", false)] {
+        let Some((pooler, port)) = database.server.pooler(mode).await else { return };
+        let binary = Binary::start_at(&database, port, &directory);
+        let log = &binary.start_log;
+        assert_eq!(log.contains("pooler_in_transaction_mode"), is_named, "{mode}: {log}");
+        drop((binary, pooler));
+    }
 }
 
 /// Runs a command that reads the database. Returns its exit status and what it has printed.

@@ -65,6 +65,16 @@ pub(crate) async fn own_database(settings: &[&str]) -> Option<TestDatabase> {
     Some(server.create_database().await)
 }
 
+/// A process that ends with its value.
+pub(crate) struct KilledOnDrop(Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Lets only the user of the servers read a file.
 pub(crate) fn give_to_server(file: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
@@ -136,6 +146,37 @@ impl Server {
         let role = format!("CREATE ROLE {GUARDED_USER} LOGIN PASSWORD '{PASSWORD}'");
         server.sql("postgres", &role).await;
         Some(server)
+    }
+
+    /// Starts the pooler PgBouncer before this server. Returns it and its port.
+    pub(crate) async fn pooler(&self, mode: &str) -> Option<(KilledOnDrop, u16)> {
+        let Some(program) = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer"]
+            .into_iter()
+            .find(|p| Path::new(p).exists())
+        else {
+            let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+            assert!(!ci, "PgBouncer is not installed: tests/all.sh installs it");
+            eprintln!("skipped: PgBouncer is not installed");
+            return None;
+        };
+        let port = free_port();
+        let text = format!(
+            "[databases]\n* = host=127.0.0.1 port={} user={USER}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nauth_type = any\npool_mode = {mode}\nunix_socket_dir =\n",
+            self.port
+        );
+        let file = self.dir.join(format!("{mode}.ini"));
+        std::fs::write(&file, text).unwrap();
+        give_to_server(&file);
+        let mut command = self.command(program);
+        let quiet = command.arg("-q").arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
+        let pooler = KilledOnDrop(quiet.spawn().unwrap());
+        let until = tokio::time::Instant::now() + PATIENCE;
+        while connect(port, "postgres").await.is_err() {
+            assert!(tokio::time::Instant::now() < until, "the pooler does not start");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Some((pooler, port))
     }
 
     fn data(&self) -> PathBuf {

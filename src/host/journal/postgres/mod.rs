@@ -410,6 +410,23 @@ impl fmt::Debug for PostgresJournal {
     }
 }
 
+/// Returns whether statements of a connection are served by other server processes while another connection has a
+/// transaction: there is a pooler in transaction mode.
+async fn shares_servers(
+    connection: &DatabaseConnection,
+    database: &Database,
+) -> Result<bool, errors::StatementFailure> {
+    let process = async |connection: &DatabaseConnection| {
+        let rows = connection.query(START_LIMIT, "SELECT pg_backend_pid()", &[]).await?;
+        Ok::<_, errors::StatementFailure>(rows.first().map(|row| row.get::<_, i32>(0)))
+    };
+    let own = process(connection).await?;
+    let other = database.connect(Purpose::Other).await?;
+    other.query(START_LIMIT, "BEGIN", &[]).await?;
+    // A pooler gives it the process that was used last.
+    Ok(process(&other).await? == own || process(connection).await? != own)
+}
+
 /// Logs which server was found, and warns about what would break the journal. Returns the time of the database's clock and
 /// of this machine's: Unix time in milliseconds.
 async fn log_server(
@@ -420,13 +437,11 @@ async fn log_server(
     let open_error =
         |failure: errors::StatementFailure| errors::opening(database.name(), failure.reason);
     let asks = "SELECT current_setting('server_version'), current_setting('fsync'), current_schema()::text,
-        pg_backend_pid(), (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+        (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
     let before = machine_unix_ms();
     let rows = connection.query(START_LIMIT, asks, &[]).await.map_err(open_error)?;
     let after = machine_unix_ms();
-    let again = "SELECT pg_backend_pid()";
-    let again = connection.query(START_LIMIT, again, &[]).await.map_err(open_error)?;
-    let (Some(row), Some(again)) = (rows.first(), again.first()) else {
+    let Some(row) = rows.first() else {
         return Ok((encoding::signed(after), encoding::signed(after)));
     };
     let (server, fsync): (&str, &str) = (row.get(0), row.get(1));
@@ -435,12 +450,14 @@ async fn log_server(
     if fsync == "off" {
         tracing::warn!("database_without_fsync: a crash of its machine loses or damages sessions");
     }
-    if row.get::<_, i32>(3) != again.get::<_, i32>(0) {
+    // Without a second connection it is not known.
+    if shares_servers(connection, database).await.unwrap_or(false) {
         tracing::warn!(
             "pooler_in_transaction_mode: connect to the server itself, or to a pooler in session mode"
         );
     }
-    let time = encoding::unsigned(row.get(4));
+    let database_ms: i64 = row.get(3);
+    let time = encoding::unsigned(database_ms);
     let offset = before.saturating_sub(time).max(time.saturating_sub(after));
     if Duration::from_millis(offset) > CLOCK_OFFSET_MAX {
         tracing::warn!(
@@ -448,7 +465,7 @@ async fn log_server(
             "clocks_differ: the clock of the database is far off this one"
         );
     }
-    Ok((row.get(4), encoding::signed(before / 2 + after / 2)))
+    Ok((database_ms, encoding::signed(before / 2 + after / 2)))
 }
 
 callsheet_values::impl_with!(PostgresOptions);
