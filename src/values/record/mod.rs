@@ -25,7 +25,7 @@ pub use projector::{EventProjector, with_call};
 pub use crate::types::Seq;
 
 use crate::config::{ClientTool, RunOverrides};
-use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
+use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary, VoidedText};
 use crate::types::{
     AgentLease, ApprovalVerdict, Author, CallKey, Content, Execution, FinishReason, HookDecision,
     HookPoint, Metadata, ParentCall, ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd,
@@ -261,6 +261,10 @@ pub enum Record {
         /// the kept part again.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         host_stopped: bool,
+        /// The text that watchers have received, if nothing of it is kept. `None` if there was none, or the host ended.
+        /// Journals of earlier versions do not have it.
+        #[serde(rename = "shown_text", skip_serializing_if = "Option::is_none", default)]
+        voided: Option<Arc<VoidedText>>,
     },
     /// The response ended, and its message is complete.
     ResponseEnded {
