@@ -318,8 +318,8 @@ impl PublishedEvent {
             finish_reason: finish.map(|finish| finish.kind),
             truncated: finish.is_some_and(FinishReason::is_truncated),
             refusal: finish.and_then(|finish| finish.refusal.as_deref()),
-            error,
             usage: stats.usage,
+            error,
         };
         [
             Some(self.view("session_stats", &session_stats(stats), 192)),
@@ -779,8 +779,8 @@ struct StreamEndView<'a> {
     truncated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     refusal: Option<&'a RefusalDetails>,
-    error: Option<ErrorView<'a>>,
     usage: Usage,
+    error: Option<ErrorView<'a>>,
 }
 
 #[derive(Serialize)]
