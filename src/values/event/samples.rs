@@ -9,7 +9,7 @@ use super::{
     Event, PublishedEvent, ResponseSummary, RunStats, ServerToolsChange, ServiceCall,
     ServiceCallStatus, ToolListChange, TurnSummary, TurnTimes, VoidedText, WaitingFor,
 };
-use crate::record::ResponseEnding;
+use crate::types::ResponseEnding;
 use crate::types::{
     ApprovalVerdict, Author, CallKey, CompactionKind, Execution, FinishKind, FinishReason,
     ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::micros;
-use crate::record::ResponseEnding;
+use crate::types::ResponseEnding;
 use crate::types::{FinishReason, ToolCall, Usage, floor_char_boundary};
 
 /// Maximum number of bytes of a failed attempt's text that are recorded, and of its thinking.

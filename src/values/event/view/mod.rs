@@ -17,7 +17,7 @@ use super::{
     ServiceCall, ServiceCallStatus, TurnSummary, VoidedText, WaitingFor,
 };
 use crate::message::{content_bytes, json_bytes};
-use crate::record::ResponseEnding;
+use crate::types::ResponseEnding;
 use crate::types::{
     ApprovalVerdict, Author, CallKey, Content, Execution, FinishKind, FinishReason, Metadata,
     Question, READ_VAR, Reference, RefusalDetails, ResultPart, RunEnd, RunError, RunId, SessionId,
@@ -274,11 +274,12 @@ impl PublishedEvent {
             by: result.notes.by_client.then_some(CLIENT),
             input: is_full.then(|| CallInput::of(call)),
         };
-        let parts = result.outcome.parts().map(ResultContent::Parts);
-        let text =
-            || ResultContent::Text([TextPart { kind: "text", text: &result.outcome.content }]);
+        let parts = result.outcome.parts().map(ResultContentView::Parts);
+        let text = || {
+            ResultContentView::Text([TextPartView { kind: "text", text: &result.outcome.content }])
+        };
         let content = if is_full { parts.or_else(|| Some(text())) } else { parts };
-        let content_bytes = content.as_ref().map_or(0, ResultContent::bytes);
+        let content_bytes = content.as_ref().map_or(0, ResultContentView::bytes);
         let result_view = ToolResultView {
             call_index: call.key.index,
             tool_id: AsDisplay(call.key),
@@ -609,7 +610,7 @@ struct ToolResultView<'a> {
     status: ToolStatus,
     output_summary: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<ResultContent<'a>>,
+    content: Option<ResultContentView<'a>>,
     /// The reference of the result. A result of `read_var` is a part of another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     reference: Option<AsDisplay<Reference>>,
@@ -621,20 +622,20 @@ struct ToolResultView<'a> {
 /// The content of a result.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum ResultContent<'a> {
+enum ResultContentView<'a> {
     Parts(&'a [ResultPart]),
     /// The text of a result that is no more than text, in the form of the parts.
-    Text([TextPart<'a>; 1]),
+    Text([TextPartView<'a>; 1]),
 }
 
 #[derive(Serialize)]
-struct TextPart<'a> {
+struct TextPartView<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     text: &'a str,
 }
 
-impl ResultContent<'_> {
+impl ResultContentView<'_> {
     fn bytes(&self) -> usize {
         match self {
             Self::Parts(parts) => parts.iter().map(ResultPart::bytes).sum(),
