@@ -282,14 +282,14 @@ pub mod model {
 /// The events of a session, in the form of the HTTP API.
 pub mod events {
     #[doc(inline)]
-    pub use callsheet_host::runtime::SessionEvents;
+    pub use callsheet_host::runtime::{SessionEvents, WatchOptions};
     #[doc(hidden)]
     pub use callsheet_host::telemetry::Subscription;
     #[doc(inline)]
     pub use callsheet_host::telemetry::{FeedItem, LiveHook};
     /// [`SessionEvents`] shows its use.
     #[doc(inline)]
-    pub use callsheet_values::event::{EventId, PublicEvent, PublishedEvent};
+    pub use callsheet_values::event::{EventForm, EventId, PublicEvent, PublishedEvent};
 }
 
 /// A model without a socket, and tests of tools and journals without a host.

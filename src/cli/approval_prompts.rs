@@ -151,7 +151,7 @@ impl ApprovalPrompts {
             if !self.closed && !is_known {
                 pending.push_back(prompt);
             }
-        } else if let Event::CallWaiting { call, client_input: Some(_), .. } = event {
+        } else if let Event::CallWaiting { call, by_client: true, .. } = event {
             self.client_calls.push(call.key);
         } else if let Event::ApprovalGiven { call, phase, .. } = event {
             pending.retain(|prompt| !(is_of(prompt, call.key) && prompt.request.phase == *phase));

@@ -94,13 +94,14 @@ impl RunProgress {
                 self.update(call, "", CallActivity::ReceivingArguments);
                 None
             }
-            Event::CallWaiting { call, waiting_for, input_summary, client_input: _ } => {
+            Event::CallWaiting { call, waiting_for, input_summary, arguments: _, by_client: _ } => {
                 self.update(call, input_summary, CallActivity::Waiting(*waiting_for));
                 None
             }
             Event::CallStarted {
                 call,
                 input_summary,
+                arguments: _,
                 early: _,
                 waited: _,
                 queued: _,
@@ -148,7 +149,7 @@ impl RunProgress {
                 let failed = self.failed_attempt(*attempt, reason);
                 Some(ScreenItem::Line(format!("{failed}; the part that has arrived is used")))
             }
-            Event::AttemptStarted { attempt, model, reason, wait, streamed: _ } => {
+            Event::AttemptStarted { attempt, model, reason, wait, streamed: _, voided: _ } => {
                 let failed = self.failed_attempt(attempt.saturating_sub(1).max(1), reason);
                 let next = if self.fallback == Some(AttemptFallback::NextModel) {
                     let fallback_model = self.model_name(self.model_index + 1, model);
@@ -162,7 +163,7 @@ impl RunProgress {
                 let form = if is_plain { ", without streaming" } else { "" };
                 Some(ScreenItem::Line(format!("{failed}; attempt {attempt} {next}{form}")))
             }
-            Event::AttemptVoided { attempt, reason, model: _, streamed: _ } => {
+            Event::AttemptVoided { attempt, reason, model: _, streamed: _, voided: _ } => {
                 Some(ScreenItem::Line(self.failed_attempt(*attempt, reason)))
             }
             Event::ToolSetAside { tool_name, model, reason } => Some(ScreenItem::Line(format!(
@@ -207,11 +208,13 @@ impl RunProgress {
             | Event::TurnStarted
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
+            | Event::ArgumentsReceived { .. }
             | Event::ArgumentsAnomalyFound { .. }
             | Event::ArgumentsLost { .. }
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
+            | Event::ResponseDecoded { .. }
             | Event::AttemptEnded { .. }
             | Event::AttemptFellBack { .. }
             | Event::OfChild { .. }
@@ -330,6 +333,7 @@ impl RunProgress {
             | Event::ToolsChanged { .. }
             | Event::ServerReleased { .. }
             | Event::CallDetected { .. }
+            | Event::ArgumentsReceived { .. }
             | Event::CallWaiting { .. }
             | Event::CallStarted { .. }
             | Event::CallProgressed { .. }
@@ -344,6 +348,7 @@ impl RunProgress {
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
+            | Event::ResponseDecoded { .. }
             | Event::LimitReached { .. }
             | Event::ContextCompacted { .. }
             | Event::TurnEnded { .. }
@@ -646,6 +651,7 @@ mod tests {
         let input_summary = input.to_owned();
         Event::CallStarted {
             call: label(index),
+            arguments: std::sync::Arc::default(),
             input_summary,
             early: false,
             waited: Duration::ZERO,
@@ -920,6 +926,7 @@ mod tests {
             agent: "default".to_owned(),
             model: "m".to_owned(),
             execution: Execution::Sequential,
+            input: None,
             metadata: Metadata::default(),
             reopened: false,
         };
@@ -941,6 +948,7 @@ mod tests {
             streamed: true,
             reason: reason.to_owned(),
             wait,
+            voided: None,
         }
     }
 
@@ -994,6 +1002,7 @@ mod tests {
             model: "m".to_owned(),
             streamed: true,
             reason: "it broke".to_owned(),
+            voided: None,
         };
         assert_eq!(line(&voided), "! attempt 3 with backup failed: it broke");
         // Each turn asks the first model first.
@@ -1019,6 +1028,7 @@ mod tests {
             model: "m".to_owned(),
             streamed: true,
             reason: "429".to_owned(),
+            voided: None,
         };
         progress.handle_event(at(7_400), &voided);
         assert!(progress.open_call_lines(at(7_500)).is_empty());

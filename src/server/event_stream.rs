@@ -23,7 +23,7 @@ use callsheet_host::runtime::{
     HostError, HostEvent, SessionEvents, SessionStateChange, StartedRun,
 };
 use callsheet_host::telemetry::{FeedItem, journal_failed};
-use callsheet_values::event::{EventId, PublicEvent, PublishedEvent};
+use callsheet_values::event::{EventForm, EventId, PublicEvent, PublishedEvent};
 use callsheet_values::types::{Seq, SessionState};
 
 /// Size of a write from which no further event is joined to it.
@@ -74,32 +74,36 @@ impl EventStream {
     }
 
     /// The events of several sessions.
-    pub(super) fn of_host(events: impl Stream<Item = HostEvent> + Send + 'static) -> Self {
-        Self::new(events.map(of_host_event).boxed(), EventId::default())
+    pub(super) fn of_host(
+        events: impl Stream<Item = HostEvent> + Send + 'static,
+        form: EventForm,
+    ) -> Self {
+        Self::new(events.map(of_host_event).boxed(), EventId::default(), form)
     }
 
-    fn new(items: BoxStream<'static, StreamItem>, last: EventId) -> Self {
+    fn new(items: BoxStream<'static, StreamItem>, last: EventId, form: EventForm) -> Self {
         let settings = StreamSettings {
             keep_alive: ServerOptions::default().keep_alive,
             closing: CancellationToken::new(),
         };
-        Self { items, encoder: SseEncoder::new(last), settings }
+        Self { items, encoder: SseEncoder::new(last, form), settings }
     }
 }
 
 impl From<SessionEvents> for EventStream {
     fn from(events: SessionEvents) -> Self {
-        let last = events.start();
-        Self::new(with_end(events, SessionEvents::is_host_ready).boxed(), last)
+        let (last, form) = (events.start(), events.options().form);
+        Self::new(with_end(events, SessionEvents::is_host_ready).boxed(), last, form)
     }
 }
 
 impl From<StartedRun> for EventStream {
     fn from(run: StartedRun) -> Self {
+        let form = run.options().form;
         if run.events_are_complete {
             let (last, session) = (run.events.start(), run.session().clone());
             let items = with_end(run.events, move |_| session.is_host_ready());
-            return Self::new(items.boxed(), last).until_run_end();
+            return Self::new(items.boxed(), last, form).until_run_end();
         }
         let last = EventId { seq: Seq(run.seq.0.saturating_sub(1)), bytes: 0 };
         let items = futures::stream::once(run.into_all_events());
@@ -109,7 +113,7 @@ impl From<StartedRun> for EventStream {
             Err(HostError::ShuttingDown) => futures::stream::empty().boxed(),
             Err(_) => one(StreamItem::SessionClosed),
         });
-        Self::new(items.boxed(), last).until_run_end()
+        Self::new(items.boxed(), last, form).until_run_end()
     }
 }
 
@@ -202,6 +206,7 @@ struct StreamSettings {
 struct SseEncoder {
     /// Id of the last event that was written; a client reconnects with it.
     last: EventId,
+    form: EventForm,
     ends_with_run: bool,
     /// True if the stream ends after what is being written.
     has_ended: bool,
@@ -229,8 +234,8 @@ fn writes(
 }
 
 impl SseEncoder {
-    fn new(last: EventId) -> Self {
-        Self { last, ends_with_run: false, has_ended: false, rest: None }
+    fn new(last: EventId, form: EventForm) -> Self {
+        Self { last, form, ends_with_run: false, has_ended: false, rest: None }
     }
 
     /// Returns the next write: a piece of a large event, or events that are ready, up to [`JOINED_BYTES`]. Returns
@@ -276,7 +281,7 @@ impl SseEncoder {
     /// the event.
     fn next_piece(&mut self) -> Option<Bytes> {
         let (published, written) = self.rest.take()?;
-        let text = published.stream_text().as_bytes();
+        let text = published.stream_text(self.form).as_bytes();
         let end = text.len().min(written + PIECE_BYTES);
         let piece = Bytes::copy_from_slice(text.get(written..end)?);
         self.rest = (end < text.len()).then_some((published, end));
@@ -288,7 +293,7 @@ impl SseEncoder {
         self.has_ended = match item {
             StreamItem::Feed(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
-                match published.stream_text() {
+                match published.stream_text(self.form) {
                     large if large.len() > PIECE_BYTES => {
                         self.rest = Some((Arc::clone(published), 0));
                     }
@@ -372,7 +377,10 @@ mod tests {
     fn start(feed: &Feed) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
         let closing = CancellationToken::new();
         let writes = {
-            let encoder = SseEncoder { ends_with_run: true, ..SseEncoder::new(EventId::default()) };
+            let encoder = SseEncoder {
+                ends_with_run: true,
+                ..SseEncoder::new(EventId::default(), EventForm::Short)
+            };
             let settings = StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone() };
             writes(with_end(feed.subscribe(8), |_| true).boxed(), encoder, settings)
         };

@@ -14,8 +14,8 @@ use super::error::ApiError;
 use super::event_stream::EventStream;
 use super::extract::{PathSession, StrictQuery};
 use super::state::{AppState, WATCHED_SESSIONS_MAX};
-use callsheet_host::runtime::{HOST_HEADER, HostError};
-use callsheet_values::event::EventId;
+use callsheet_host::runtime::{HOST_HEADER, HostError, WatchOptions};
+use callsheet_values::event::{EventForm, EventId};
 use callsheet_values::types::{SessionId, excerpt};
 
 /// Maximum number of sessions of one stream.
@@ -29,6 +29,33 @@ const LAST_EVENT_ID: &str = "last-event-id";
 #[serde(deny_unknown_fields)]
 pub(super) struct WatchQuery {
     after: Option<String>,
+    #[serde(default)]
+    full: bool,
+    #[serde(default)]
+    arguments: bool,
+}
+
+/// The options of a stream of a run's events.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventsQuery {
+    #[serde(default)]
+    full: bool,
+    #[serde(default)]
+    arguments: bool,
+}
+
+impl EventsQuery {
+    pub(super) fn options(&self) -> WatchOptions {
+        watch_options(self.full, self.arguments)
+    }
+}
+
+fn watch_options(full: bool, arguments: bool) -> WatchOptions {
+    WatchOptions::default().with(|options| {
+        options.form = if full { EventForm::Full } else { EventForm::Short };
+        options.arguments = arguments;
+    })
 }
 
 /// Streams the events after `Last-Event-ID`, or else after `?after=`, or else from now on. The header
@@ -37,16 +64,14 @@ pub(super) async fn watch(
     State(state): State<AppState>,
     PathSession(session): PathSession,
     headers: HeaderMap,
-    StrictQuery(WatchQuery { after }): StrictQuery<WatchQuery>,
+    StrictQuery(query): StrictQuery<WatchQuery>,
 ) -> Result<Response, ApiError> {
+    let WatchQuery { after, full, arguments } = query;
     let after = match headers.get(LAST_EVENT_ID) {
         Some(value) => Some(event_id("Last-Event-ID", &String::from_utf8_lossy(value.as_bytes()))?),
         None => after.map(|text| event_id("after", &text)).transpose()?,
     };
-    let events = match after {
-        Some(after) => session.watch(after).await?,
-        None => session.watch_from_now().await?,
-    };
+    let events = session.watch_with(after, watch_options(full, arguments)).await?;
     Ok(state.event_stream(events).into_response())
 }
 
@@ -55,6 +80,10 @@ pub(super) async fn watch(
 pub(super) struct WatchManyQuery {
     sessions: String,
     after: Option<String>,
+    #[serde(default)]
+    full: bool,
+    #[serde(default)]
+    arguments: bool,
 }
 
 /// Streams the events of several sessions. `Last-Event-ID` is ignored, because an event's id is a position
@@ -65,6 +94,7 @@ pub(super) async fn watch_many(
     headers: HeaderMap,
     StrictQuery(query): StrictQuery<WatchManyQuery>,
 ) -> Result<Response, ApiError> {
+    let options = watch_options(query.full, query.arguments);
     let (sessions, all_states) = watched(&query.sessions, query.after.as_deref())?;
     for (session, _) in &sessions {
         caller.check_session(&state.host.session(session)).await?;
@@ -80,8 +110,14 @@ pub(super) async fn watch_many(
     })?;
     // Another host joins the streams of all hosts.
     let events = match headers.contains_key(HOST_HEADER) {
-        true => state.host.watch_own_sessions(sessions, all_states).await.map(StreamExt::boxed),
-        false => state.host.watch_sessions(sessions, all_states).await.map(StreamExt::boxed),
+        true => {
+            state.host.watch_own_sessions(sessions, all_states, options).await.map(StreamExt::boxed)
+        }
+        false => state
+            .host
+            .watch_sessions_with(sessions, all_states, options)
+            .await
+            .map(StreamExt::boxed),
     };
     let events = events.map_err(|(session, error)| {
         // Of the errors that occur here, only this one names the session.
@@ -97,9 +133,9 @@ pub(super) async fn watch_many(
             let (caller, host) = (caller.clone(), host.clone());
             async move { caller.may_see(&host, &event).await.then_some(event) }
         });
-        return Ok(state.event_stream(EventStream::of_host(events)).into_response());
+        return Ok(state.event_stream(EventStream::of_host(events, options.form)).into_response());
     }
-    Ok(state.event_stream(EventStream::of_host(events)).into_response())
+    Ok(state.event_stream(EventStream::of_host(events, options.form)).into_response())
 }
 
 /// The sessions of a stream, each with the position after which its events are wanted. `None`: from now on.

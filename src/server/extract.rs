@@ -55,27 +55,31 @@ impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let KeyedBody(body, _) = KeyedBody::from_request(request, state).await?;
+        let KeyedBody(body, _, _) = KeyedBody::<T>::from_request(request, state).await?;
         Ok(Self(body))
     }
 }
 
-/// A JSON body as [`JsonBody`], with the request's `Idempotency-Key` if it has one.
+/// A JSON body as [`JsonBody`], with the request's `Idempotency-Key` if it has one, and its query.
 #[derive(Debug)]
-pub(super) struct KeyedBody<T>(pub(super) T, pub(super) Option<RequestKey>);
+pub(super) struct KeyedBody<T, Q = EmptyBody>(
+    pub(super) T,
+    pub(super) Option<RequestKey>,
+    pub(super) Q,
+);
 
-impl<T: DeserializeOwned> FromRequest<AppState> for KeyedBody<T> {
+impl<T: DeserializeOwned, Q: DeserializeOwned + Send> FromRequest<AppState> for KeyedBody<T, Q> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         check_media_type(request.headers())?;
-        refuse_query(request.uri())?;
+        let query = parse_query(request.uri())?;
         let keys: Vec<HeaderValue> =
             request.headers().get_all("idempotency-key").iter().cloned().collect();
         let uri = request.uri().clone();
         let body = read_in_time(request, state).await?;
         let parsed = parse(&body.bytes)?;
-        Ok(Self(parsed, request_key(&keys, &uri, &body.bytes)?))
+        Ok(Self(parsed, request_key(&keys, &uri, &body.bytes)?, query))
     }
 }
 

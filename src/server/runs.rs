@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::events::EventsQuery;
 use super::extract::{
     EmptyBody, JsonBody, KeyedBody, PathParameters, PathSession, StrictObject, StrictQuery,
     page_length,
@@ -73,7 +74,7 @@ pub(super) async fn start(
     State(state): State<AppState>,
     PathSession(session): PathSession,
     headers: HeaderMap,
-    KeyedBody(body, request_key): KeyedBody<StartRunRequest>,
+    KeyedBody(body, request_key, query): KeyedBody<StartRunRequest, EventsQuery>,
 ) -> Result<Response, ApiError> {
     let StartRunRequest {
         input,
@@ -125,6 +126,7 @@ pub(super) async fn start(
         .await
         .map_err(ApiError::of_run_start)?;
     if accepts_events(&headers) {
+        let run = run.with_options(query.options());
         if run.events_are_complete {
             return Ok(state.event_stream(run).into_response());
         }
@@ -356,7 +358,7 @@ pub(super) async fn context(PathSession(session): PathSession) -> Result<Respons
 
 pub(super) async fn steer(
     PathSession(session): PathSession,
-    KeyedBody(SteerRunRequest { input }, request_key): KeyedBody<SteerRunRequest>,
+    KeyedBody(SteerRunRequest { input }, request_key, _): KeyedBody<SteerRunRequest>,
 ) -> Result<Response, ApiError> {
     let seq = session.steer_by(input, request_key).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())

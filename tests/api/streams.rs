@@ -96,6 +96,146 @@ async fn after_any_event_the_remaining_events_are_the_same() {
     }
 }
 
+/// Returns the events of a type.
+fn of_kind<'a>(events: &'a [StreamEvent], kind: &str) -> Vec<&'a StreamEvent> {
+    events.iter().filter(|event| event.kind == kind).collect()
+}
+
+#[tokio::test]
+async fn full_events_have_whole_inputs_and_outputs_live_and_in_every_replay() {
+    let service = service(long_script()).await;
+    let mut watching = events(&service, "?after=0&full=true", "").await;
+    let short = within(three_runs(&service)).await;
+    let live = within(watching.until_events(|seen| ended_runs(seen) == 3)).await;
+    let inputs =
+        of_kind(&live, "stream_start").into_iter().map(|event| event.data["input"].clone());
+    assert_eq!(inputs.collect::<Vec<_>>(), ["go", "ask", "hold"]);
+    let [steered] = of_kind(&live, "steered")[..] else { panic!("one steer") };
+    assert_eq!((steered.data["input"].as_str(), steered.id.is_some()), (Some("and more"), true));
+    let finished =
+        of_kind(&live, "tool_use").into_iter().filter(|event| event.data["status"] == "finished");
+    let expressions: Vec<_> =
+        finished.map(|event| event.data["input"]["expression"].clone()).collect();
+    assert_eq!(expressions, ["6 * 7", "1 + 1", "2"]);
+    for event in of_kind(&live, "tool_use") {
+        let has_input = event.data["status"] != "detected";
+        assert_eq!(event.data["input"].is_object(), has_input, "{event:?}");
+    }
+    let results =
+        of_kind(&live, "tool_result").into_iter().map(|event| event.data["content"].clone());
+    let text = |text: &str| json!([{"type": "text", "text": text}]);
+    assert_eq!(results.collect::<Vec<_>>(), [text("42"), text("2"), text("2")]);
+    let [attempt] = of_kind(&live, "attempt")[..] else { panic!("one attempt failed") };
+    assert_eq!(attempt.data["voided"]["text"], "This is lost.");
+    let ends: Vec<_> = of_kind(&live, "response_end")
+        .into_iter()
+        .map(|event| {
+            (event.data["ending"].as_str().unwrap(), event.data["calls"].as_array().unwrap().len())
+        })
+        .collect();
+    let complete = "complete";
+    assert_eq!(
+        ends,
+        [(complete, 2), (complete, 0), (complete, 1), (complete, 0), ("cancelled", 0)]
+    );
+    for event in of_kind(&live, "stream_end") {
+        assert!(event.data["usage"]["input_tokens"].is_u64(), "{event:?}");
+    }
+
+    let all = reproducible_lines(&live);
+    let after_each =
+        live.iter().enumerate().filter_map(|(at, event)| Some((at + 1, event.id.clone()?)));
+    for (at, id) in after_each {
+        let (seen, _) = live.split_at(at);
+        let left = 3 - ended_runs(seen);
+        if left > 0 {
+            let mut reading = events(&service, &format!("?after={id}&full=true"), "").await;
+            let rest = within(reading.until_events(|seen| ended_runs(seen) == left)).await;
+            assert_eq!(reproducible_lines(&[seen, &rest].concat()), all, "after {id}");
+        }
+    }
+    // Without `full`, these events have the same ids and no such members.
+    let ids = |events: &[StreamEvent]| {
+        let ids =
+            events.iter().filter(|event| event.kind != "content_delta" && event.kind != "thinking");
+        ids.filter_map(|event| Some((event.kind.clone(), event.id.clone()?))).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(&short), ids(&live));
+    for event in
+        short.iter().filter(|event| !["steered", "tool_approval"].contains(&event.kind.as_str()))
+    {
+        for member in ["input", "content", "voided"] {
+            assert_eq!(event.data.get(member), None, "{event:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn arguments_arrive_only_in_streams_that_ask_for_them() {
+    let script = json!({"responses": [
+        {"text": ["Let me look."], "calls": [
+            {"name": "calculator", "arguments": {"expression": "6 * 7"}},
+            {"name": "calculator", "arguments": {"expression": "1 + 1"}}]},
+        {"text": ["It is 42."]},
+    ]});
+    let service = service(script).await;
+    let mut asking = events(&service, "?after=0&arguments=true", "").await;
+    let mut other = events(&service, "?after=0", "").await;
+    let wait = json!({"input": "go", "wait": true});
+    assert_eq!(service.post("/v1/sessions/s/runs", wait).await.status, 200);
+    let asking = within(asking.until_events(|seen| ended_runs(seen) == 1)).await;
+    let mut arguments = [String::new(), String::new()];
+    for event in of_kind(&asking, "tool_input_delta") {
+        assert_eq!(event.id, None);
+        let index = usize::try_from(event.data["call_index"].as_u64().unwrap()).unwrap();
+        assert_eq!(event.data["offset"], arguments[index].len());
+        arguments[index].push_str(event.data["text"].as_str().unwrap());
+    }
+    let parsed = arguments.map(|text| serde_json::from_str::<Value>(&text).unwrap());
+    assert_eq!(parsed, [json!({"expression": "6 * 7"}), json!({"expression": "1 + 1"})]);
+    let other = within(other.until_events(|seen| ended_runs(seen) == 1)).await;
+    assert!(of_kind(&other, "tool_input_delta").is_empty());
+    let others: Vec<_> =
+        asking.into_iter().filter(|event| event.kind != "tool_input_delta").collect();
+    assert_eq!(reproducible_lines(&others), reproducible_lines(&other));
+}
+
+#[tokio::test]
+async fn the_stream_of_a_new_run_takes_the_same_parameters() {
+    let script = json!({"responses": [
+        {"calls": [{"name": "calculator", "arguments": {"expression": "6 * 7"}}]},
+        {"text": ["It is 42."]},
+    ]});
+    let service = service(script).await;
+    let body = json!({"input": "go"}).to_string();
+    let request = format!(
+        "POST /v1/sessions/s/runs?full=true&arguments=true HTTP/1.1\r\nhost: localhost\r\n\
+         accept: text/event-stream\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut reading = HttpConnection::open(service.addr(), &request).await;
+    let seen = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
+    assert_eq!(of_kind(&seen, "stream_start")[0].data["input"], "go");
+    assert!(!of_kind(&seen, "tool_input_delta").is_empty());
+    let request =
+        "GET /v1/events?sessions=s&after=s:0&full=true HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut reading = HttpConnection::open(service.addr(), request).await;
+    let joined = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
+    assert_eq!(of_kind(&joined, "stream_start")[0].data["input"], "go");
+    let refused = [
+        service.get("/v1/sessions/s/events?full=maybe").await,
+        service.get("/v1/sessions/s/events?arguments=1").await,
+        service.get("/v1/events?sessions=s&full=").await,
+        service.post("/v1/sessions/s/runs?full=yes", json!({"input": "go"})).await,
+    ];
+    for response in refused {
+        assert_eq!(response.status, 400);
+        let error = &response.json()["error"];
+        assert_eq!(error["code"], "invalid_request");
+        assert!(error["message"].as_str().unwrap().contains("must be true or false"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_stream_can_continue_within_a_text() {
     let service = service(json!({"responses": [{"text": ["Grüße ", "dich."]}]})).await;

@@ -140,7 +140,7 @@ const use = (id, status, more = {}) =>
 
 /** The events of that run, as they are sent live. */
 const EVENTS = [
-  ["2.0", of(0, "stream_start", { agent: "default", model: "m", execution: "parallel:4" })],
+  ["2.0", of(0, "stream_start", { agent: "default", model: "m", execution: "parallel:4", input: "go" })],
   ["3.0", of(1, "thinking", { text: "" })],
   ["3.4", of(1, "content_delta", { text: "lost" })],
   ["", use("t1a1c0", "detected", { tool_id: "t1a1c0", tool_name: "search" })],
@@ -173,12 +173,14 @@ const EVENTS = [
       tool_name: "search",
       status: "success",
       output_summary: "found",
+      content: [{ type: "text", text: "found" }],
       duration_ms: 30,
       wait_ms: 0,
       metadata: {},
     }),
   ],
-  ["", use("t1a2c1", "running")],
+  ["9.0", of(1, "steered", { input: "faster" })],
+  ["", use("t1a2c1", "running", { input: { v: 2 } })],
   [
     "11.0",
     of(1, "tool_result", {
@@ -196,6 +198,7 @@ const EVENTS = [
   ["13.0", of(2, "thinking", { text: "" })],
   ["13.2", of(2, "content_delta", { text: "Do" })],
   ["13.5", of(2, "content_delta", { text: "ne." })],
+  ["14.0", of(2, "response_end", { attempt: 1, ending: "complete", calls: [], usage: {} })],
   ["15.0", of(2, "turn_end", { tool_calls: 0, finish_reason: "stop", usage: {} })],
   ["", of(2, "session_stats", { turns: 2 })],
   ["16.0", of(2, "stream_end", { run_end: "answered", text: "Done.", error: null })],
@@ -281,6 +284,21 @@ test("a reader who joins at any record and follows the events sees the same", ()
       assert.deepEqual(seen(timeline), whole, `joined at ${joined}, records again at ${synced}`);
     }
   }
+});
+
+test("events alone give the input, the steer, whole arguments and whole results", () => {
+  const timeline = new Timeline("s");
+  for (const [id, event] of EVENTS) timeline.apply(event, id);
+  const [run] = seen(timeline);
+  assert.equal(run.input, "go");
+  assert.deepEqual(
+    run.entries.map((entry) => entry.turn ?? entry.steer),
+    [1, "faster", 2],
+  );
+  const turn = timeline.turns.get(1);
+  const [search, deploy] = [turn.calls.get("t1a2c0"), turn.calls.get("t1a2c1")];
+  assert.deepEqual([search.result.text, search.result.isWhole, search.result.content], ["found", true, []]);
+  assert.deepEqual(deploy.arguments, { v: 2 });
 });
 
 test("events twice, and text in larger pieces, add nothing", () => {

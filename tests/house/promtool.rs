@@ -176,6 +176,7 @@ fn events() -> Vec<Event> {
     vec![
         Event::CallStarted {
             call: call.clone(),
+            arguments: std::sync::Arc::default(),
             input_summary: "{}".into(),
             early: false,
             waited: second,

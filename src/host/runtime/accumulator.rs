@@ -245,6 +245,7 @@ impl CurrentTurn {
             record,
             Record::AttemptStarted { .. }
                 | Record::AttemptFailed { kept: true, host_stopped: true, .. }
+                | Record::ResponseEnded { .. }
                 | Record::TurnCommitted { .. }
         );
         let is_failure = matches!(record, Record::AttemptFailed { kept: false, .. });
@@ -308,8 +309,10 @@ impl AccumulatorActor {
         match message {
             AccumulatorMessage::BeginTurn(_) => return,
             AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply } => {
+                let publishes_arguments = self.setup.publisher.has_argument_readers();
                 if let Some((current, now)) = self.current_attempt(turn, attempt) {
                     current.handle_sent(now, sent);
+                    current.turn.set_publishes_arguments(publishes_arguments);
                     current.turn.handle_deltas(now, batch);
                     self.perform_effects(myself);
                 }
@@ -460,7 +463,11 @@ impl AccumulatorActor {
                         current.displayed_bytes =
                             event.displayed_bytes_after(current.displayed_bytes);
                         match batch.records.len() {
-                            0 => self.setup.publish(event, current),
+                            0 => {
+                                self.setup.handle_published(&event, current);
+                                let publisher = &self.setup.publisher;
+                                publisher.publish(&current.scope.run, current.number, event);
+                            }
                             records => batch.events.push((records, event)),
                         }
                     }
@@ -534,6 +541,7 @@ impl AccumulatorSetup {
         let waits = current.turn.waits_for_records() && !may_continue;
         let urgency = if waits { Urgency::Urgent } else { Urgency::Deferrable };
         let reported_records = Arc::clone(&current.reported_records);
+        let mut series = self.publisher.begin_series();
         let appended = self.log.try_append_at(unix_ms(), records, urgency, move || {
             // One message serves all batches that are reported before the actor handles it.
             if !may_continue && reported_records.fetch_max(upto, Ordering::AcqRel) == 0 {
@@ -547,9 +555,10 @@ impl AccumulatorSetup {
         let mut events = events.into_iter().peekable();
         for (entry, records) in entries.iter().zip(1..) {
             current.last_seq = entry.seq;
-            self.publisher.publish_entry(entry, |key| current.turn.recorded_call(key));
+            series.publish_entry(entry, |key| current.turn.recorded_call(key));
             while let Some((_, event)) = events.next_if(|(before, _)| *before == records) {
-                self.publish(event, current);
+                self.handle_published(&event, current);
+                series.publish(&current.scope.run, current.number, event);
             }
         }
         may_continue || status == AppendStatus::Durable
@@ -594,24 +603,23 @@ impl AccumulatorSetup {
         }
     }
 
-    /// Publishes an event of the turn that shows no record.
-    fn publish(&self, event: Event, current: &mut CurrentTurn) {
-        if let Event::AttemptEnded { error, .. } = &event
+    /// Handles that an event of the turn is about to be published that shows no record.
+    fn handle_published(&self, event: &Event, current: &mut CurrentTurn) {
+        if let Event::AttemptEnded { error, .. } = event
             && let Some(breaker_permit) = current.breaker_permit.take()
         {
             breaker_permit.report_result(error.as_deref());
         }
-        if let Event::AttemptEnded { error: Some(error), .. } = &event
+        if let Event::AttemptEnded { error: Some(error), .. } = event
             && let Some(overflow) = error.overflow.filter(|overflow| overflow.output_room.is_some())
         {
             // The turn asks for a shorter answer. The session does not have to make its context smaller.
             let model = current.scope.agent.models.at(current.turn.model());
             model.learnt.update(|learnt| learnt.handle_answer_refusal(overflow));
         }
-        if let Event::AttemptEnded { error: None, .. } = &event {
+        if let Event::AttemptEnded { error: None, .. } = event {
             self.publisher.trace_answer(current.turn.response());
         }
-        self.publisher.publish(&current.scope.run, current.number, event);
     }
 
     /// Performs an action of the turn. If its receiver has ended, the session is notified of that

@@ -34,7 +34,7 @@ use super::host_ref::HostRef;
 use super::message::{RunScope, SessionMessage, ToolSupervisorMessage, ToolSupervisorRef};
 use super::publish::Publisher;
 use super::report::RunReport;
-use super::session_events::SessionEvents;
+use super::session_events::{SessionEvents, WatchOptions};
 use super::{OpenSession, opening, stored_sessions, task};
 use crate::telemetry::FeedItem;
 use callsheet_machines::session::pending_approvals;
@@ -230,7 +230,8 @@ impl AgentCallRunner {
         context: &ToolContext,
     ) -> Result<RunReport, HostError> {
         // Subscribes first, so that no event is missed.
-        let mut events = Some(child.watch_from_now().await?.only_run(run.clone()));
+        let events = child.watch_with(None, self.watch_options()).await?;
+        let mut events = Some(events.only_run(run.clone()));
         let started = self.start_child_run(child, run, context).await?;
         let StartedChild { mut report, mut end_event_pending, mut waits_for_people } = started;
         let (mut is_stopped, mut is_waiting) = (false, false);
@@ -394,6 +395,15 @@ impl AgentCallRunner {
         publisher.publish(&self.scope.run, self.key.turn, event);
     }
 
+    /// Returns what the call wants of the events of the child: the arguments of its calls as they arrive, if they are
+    /// passed on and a watcher of the caller has asked for them.
+    fn watch_options(&self) -> WatchOptions {
+        let publisher = self.publisher.upgrade();
+        let is_asked = publisher.is_some_and(|publisher| publisher.has_argument_readers());
+        let are_forwarded = self.config.agent_events != AgentEvents::None;
+        WatchOptions::default().with(|options| options.arguments = is_asked && are_forwarded)
+    }
+
     fn child_event(&self, published: &PublishedEvent) -> ChildEvent {
         let mut agent_path = self.path();
         agent_path.push(self.config.agent.as_str().into());
@@ -472,6 +482,7 @@ fn is_forwarded(events: AgentEvents, event: &Event) -> bool {
     let is_of_tool = matches!(
         event,
         Event::CallOpened { .. }
+            | Event::ArgumentsReceived { .. }
             | Event::CallWaiting { .. }
             | Event::CallStarted { .. }
             | Event::CallProgressed { .. }

@@ -23,7 +23,7 @@ use super::run_events::{ApprovalHandle, RunEvent};
 use super::run_feed::RunFeed;
 use super::run_list::{self, ListedRun};
 use super::sent_requests::SentRequest;
-use super::session_events::SessionEvents;
+use super::session_events::{SessionEvents, WatchOptions};
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
 use super::supervision::{CallError, call};
@@ -194,7 +194,18 @@ impl SessionHandle {
         let (session, host_ref) = (self.clone(), self.host_ref.clone());
         let of = (self.id.clone(), id.clone());
         let feed = RunFeed::new(host_ref, of, Arc::clone(&log), before, events_are_complete);
-        Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, session, log, feed })
+        let options = WatchOptions::default();
+        Ok(StartedRun {
+            run_id: id,
+            seq,
+            events_are_complete,
+            events,
+            report,
+            session,
+            log,
+            feed,
+            options,
+        })
     }
 
     /// Wakes the session if it is not in memory.
@@ -372,7 +383,25 @@ impl SessionHandle {
     /// # Errors
     /// If the id is above that of the session's last durable record, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
-        SessionEvents::after(&self.host_ref, &self.id, after).await
+        self.watch_with(Some(after), WatchOptions::default()).await
+    }
+
+    /// Returns the session's events after a position, or without one as [`Self::watch_from_now`] does.
+    ///
+    /// # Errors
+    /// As [`Self::watch`].
+    pub async fn watch_with(
+        &self,
+        after: Option<EventId>,
+        options: WatchOptions,
+    ) -> Result<SessionEvents, HostError> {
+        if let Some(after) = after {
+            return SessionEvents::after(&self.host_ref, &self.id, after, options).await;
+        }
+        let from_now = |awake_session: &AwakeSession| {
+            SessionEvents::from_now(&self.host_ref, awake_session, options)
+        };
+        Ok(self.host_ref.with_awake(&self.id, from_now).await?.0)
     }
 
     /// Returns a run's events from its first record, at `seq`. The stream ends with the session, not with the run.
@@ -389,13 +418,7 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
-        Ok(self
-            .host_ref
-            .with_awake(&self.id, |awake_session| {
-                SessionEvents::from_now(&self.host_ref, awake_session)
-            })
-            .await?
-            .0)
+        self.watch_with(None, WatchOptions::default()).await
     }
 
     /// Gives the tools of this session's later runs a value, which replaces one of the same type. It
@@ -977,6 +1000,7 @@ pub struct StartedRun {
     log: Arc<SessionLog>,
     /// The events of the run alone.
     pub feed: RunFeed,
+    options: WatchOptions,
 }
 
 impl StartedRun {
@@ -986,6 +1010,23 @@ impl StartedRun {
         &self.session
     }
 
+    /// Sets what the watcher wants of the events of the run: those of `events`, of [`Self::into_all_events`], and of an
+    /// event stream.
+    #[must_use]
+    pub fn with_options(mut self, options: WatchOptions) -> Self {
+        if options.arguments {
+            self.events.receive_arguments();
+        }
+        self.options = options;
+        self
+    }
+
+    /// Returns the options of the watcher.
+    #[must_use]
+    pub fn options(&self) -> WatchOptions {
+        self.options
+    }
+
     /// Waits until the request for the run is durable, and returns all of its events, also if
     /// `events` has only a part of them.
     ///
@@ -993,7 +1034,8 @@ impl StartedRun {
     /// If the request cannot be stored, or the session is closed.
     pub async fn into_all_events(self) -> Result<SessionEvents, HostError> {
         self.log.wait_durable(self.seq).await?;
-        self.session.watch_run(self.run_id, self.seq).await
+        let before = EventId { seq: Seq(self.seq.0.saturating_sub(1)), bytes: 0 };
+        Ok(self.session.watch_with(Some(before), self.options).await?.only_run(self.run_id))
     }
 
     /// Returns the run's next event, or `None` after the last one. All of the run's events are

@@ -23,7 +23,7 @@ use super::Host;
 use super::error::HostError;
 use super::host_ref::HostRef;
 use super::peer_events::PeerItem;
-use super::session_events::SessionEvents;
+use super::session_events::{SessionEvents, WatchOptions};
 use super::session_states::{SessionStateChange, StateMessage};
 use super::task;
 use crate::journal::{JournalError, OtherHost, Owner, SessionSummary};
@@ -77,7 +77,21 @@ impl Host {
         sessions: Vec<(SessionId, Option<EventId>)>,
         all_states: bool,
     ) -> Result<impl Stream<Item = HostEvent> + Send + use<>, (SessionId, HostError)> {
-        self.watch_sessions_of(sessions, all_states, self.peers().is_some()).await
+        self.watch_sessions_with(sessions, all_states, WatchOptions::default()).await
+    }
+
+    /// Returns the events that [`watch_sessions`](Self::watch_sessions) returns, with options.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn watch_sessions_with(
+        &self,
+        sessions: Vec<(SessionId, Option<EventId>)>,
+        all_states: bool,
+        options: WatchOptions,
+    ) -> Result<impl Stream<Item = HostEvent> + Send + use<>, (SessionId, HostError)> {
+        let joins_peers = self.peers().is_some();
+        self.watch_sessions_of(sessions, all_states, options, joins_peers).await
     }
 
     /// Returns the events that [`watch_sessions`](Self::watch_sessions) returns, without those of other hosts with the same
@@ -89,14 +103,16 @@ impl Host {
         &self,
         sessions: Vec<(SessionId, Option<EventId>)>,
         all_states: bool,
+        options: WatchOptions,
     ) -> Result<impl Stream<Item = HostEvent> + Send + use<>, (SessionId, HostError)> {
-        self.watch_sessions_of(sessions, all_states, false).await
+        self.watch_sessions_of(sessions, all_states, options, false).await
     }
 
     async fn watch_sessions_of(
         &self,
         sessions: Vec<(SessionId, Option<EventId>)>,
         all_states: bool,
+        options: WatchOptions,
         joins_peers: bool,
     ) -> Result<impl Stream<Item = HostEvent> + Send + use<>, (SessionId, HostError)> {
         let host_ref = self.inner.host_ref.clone();
@@ -106,6 +122,7 @@ impl Host {
             host_ref,
             states,
             all_states,
+            options,
             sources: SelectAll::new(),
             own_sources: 0,
             history_permits: Arc::new(Semaphore::new(HISTORIES_MAX)),
@@ -142,6 +159,7 @@ struct HostEvents {
     host_ref: HostRef,
     states: Receiver<StateMessage>,
     all_states: bool,
+    options: WatchOptions,
     /// The events of the sessions that are in memory, or whose stored events are being read, and the streams of other
     /// hosts.
     sources: SelectAll<BoxStream<'static, SourceItem>>,
@@ -239,6 +257,7 @@ impl HostEvents {
         let after = self.positions.get(&stored.id).copied().unwrap_or_default();
         if after < last {
             let history_permits = Arc::clone(&self.history_permits);
+            let after = (after, self.options);
             let events = SessionEvents::stored(&self.host_ref, stored, after, history_permits);
             self.push(&stored.id, events, last);
         } else {
@@ -254,10 +273,11 @@ impl HostEvents {
         let events = match after {
             Some(after) => {
                 let history_permits = Some(Arc::clone(&self.history_permits));
+                let after = (after, self.options);
                 SessionEvents::from(&self.host_ref, session, &awake_session, after, history_permits)
                     .transpose()?
             }
-            None => SessionEvents::from_now(&self.host_ref, &awake_session),
+            None => SessionEvents::from_now(&self.host_ref, &awake_session, self.options),
         };
         // A session without a feed is about to leave memory.
         let Some(events) = events else { return Ok(false) };
@@ -453,7 +473,7 @@ impl HostEvents {
         let (Some(streams), Some(peers)) = (&self.peers, &shared.peers) else { return false };
         let mut others = peers.hosts(HOSTS_INTERVAL).await;
         others.retain(|host| !streams.is_linked(host));
-        let links = others.iter().map(|host| peers.watch(host, &[]));
+        let links = others.iter().map(|host| peers.watch(host, &[], WatchOptions::default()));
         let links = futures::future::join_all(links).await;
         let mut is_new = false;
         for (host, items) in others.into_iter().zip(links) {
@@ -539,7 +559,7 @@ impl HostEvents {
             (session.clone(), self.positions.get(session).copied().unwrap_or_default())
         };
         let positions: Vec<_> = sessions.iter().map(position).collect();
-        let Some(items) = peers.watch(host, &positions).await else {
+        let Some(items) = peers.watch(host, &positions, self.options).await else {
             streams.looks_again = true;
             for session in sessions {
                 self.leave_peer(&session);

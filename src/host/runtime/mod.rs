@@ -165,7 +165,7 @@ pub use run_feed::RunFeed;
 pub use run_list::{ListedRun, RunState};
 pub use sent_requests::SentRequest;
 use session_events::HistoryLimits;
-pub use session_events::SessionEvents;
+pub use session_events::{SessionEvents, WatchOptions};
 pub use session_states::SessionStateChange;
 use session_states::SessionStates;
 pub use set_aside_tools::stored_refusals;

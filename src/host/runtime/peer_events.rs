@@ -7,9 +7,10 @@ use futures::{Stream, StreamExt as _};
 use serde::Deserialize;
 
 use super::peers::{PeerRequest, Peers};
+use super::session_events::WatchOptions;
 use super::session_states::SessionStateChange;
 use crate::journal::OtherHost;
-use callsheet_values::event::EventId;
+use callsheet_values::event::{EventForm, EventId};
 use callsheet_values::types::SessionId;
 
 /// Time limit for the beginning of a stream.
@@ -50,21 +51,26 @@ impl Peers {
         &self,
         host: &OtherHost,
         sessions: &[(SessionId, EventId)],
+        options: WatchOptions,
     ) -> Option<BoxStream<'static, PeerItem>> {
-        let path = match sessions {
-            [] => "/v1/events?sessions=*".to_owned(),
-            sessions => {
-                let ids: Vec<&str> = sessions.iter().map(|(id, _)| id.as_str()).collect();
-                let after = sessions.iter().map(|(id, after)| format!("{id}:{after}"));
-                let after: Vec<String> = after.collect();
-                format!("/v1/events?sessions={}&after={}", ids.join(","), after.join(","))
-            }
-        };
-        let answer = tokio::time::timeout(START_MAX, self.send(host, PeerRequest::get(path)));
+        let request = PeerRequest::get(path(sessions, options));
+        let answer = tokio::time::timeout(START_MAX, self.send(host, request));
         let answer = answer.await.ok()?.ok().filter(|answer| answer.status().is_success())?;
         let chunks = answer.bytes_stream().map(|chunk| chunk.ok());
         Some(items(chunks).boxed())
     }
+}
+
+/// Returns the path of a stream with its query.
+fn path(sessions: &[(SessionId, EventId)], options: WatchOptions) -> String {
+    if sessions.is_empty() {
+        return "/v1/events?sessions=*".to_owned();
+    }
+    let ids: Vec<&str> = sessions.iter().map(|(id, _)| id.as_str()).collect();
+    let after: Vec<String> = sessions.iter().map(|(id, after)| format!("{id}:{after}")).collect();
+    let full = if options.form == EventForm::Full { "&full=true" } else { "" };
+    let arguments = if options.arguments { "&arguments=true" } else { "" };
+    format!("/v1/events?sessions={}&after={}{full}{arguments}", ids.join(","), after.join(","))
 }
 
 /// Returns the items of a stream. It ends with the stream, or when nothing comes any more.
@@ -122,6 +128,19 @@ fn item(text: &str) -> Option<PeerItem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_host_is_asked_for_the_same_form() {
+        let id = |text: &str| SessionId::parse(text).unwrap();
+        let sessions = [(id("a"), "3.7".parse().unwrap()), (id("b"), EventId::default())];
+        let with = |form, arguments| WatchOptions { form, arguments };
+        let plain = "/v1/events?sessions=a,b&after=a:3.7,b:0.0";
+        assert_eq!(path(&sessions, WatchOptions::default()), plain);
+        assert_eq!(path(&sessions, with(EventForm::Full, false)), format!("{plain}&full=true"));
+        let both = path(&sessions, with(EventForm::Full, true));
+        assert_eq!(both, format!("{plain}&full=true&arguments=true"));
+        assert_eq!(path(&[], with(EventForm::Full, true)), "/v1/events?sessions=*");
+    }
 
     #[tokio::test]
     async fn events_are_read_wherever_the_pieces_begin_and_end() {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::journal::{JournalEntry, JournalError, unix_ms};
 use crate::telemetry::{Feed, ReaderGuard, Subscription, Telemetry};
@@ -72,14 +72,31 @@ impl Publisher {
         self.telemetry.traces().answered(&self.session, response);
     }
 
+    /// Returns whether a subscriber asks for the arguments of calls as they arrive.
+    pub(super) fn has_argument_readers(&self) -> bool {
+        self.feed.has_argument_readers()
+    }
+
+    /// Begins a series of records and events. Until its end no other actor publishes text or events of records, so that
+    /// the events have the order of the records and the right positions in the text.
+    pub(super) fn begin_series(&self) -> PublishedSeries<'_> {
+        PublishedSeries { publisher: self, projector: self.projector.lock() }
+    }
+
     /// Publishes an event that shows no record. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
+        let _series = event.text().is_some().then(|| self.begin_series());
+        self.publish_transient(run, turn, event);
+    }
+
+    fn publish_transient(&self, run: &RunId, turn: u32, event: Event) {
         debug_assert!(!event.has_record_id(), "{event:?} shows a record");
         // A text delta changes no metric. It needs only the feed, unless hooks or logs take texts.
         if !self.telemetry.observes_text() && self.feed.append_text_without_subscribers(&event) {
             return;
         }
-        self.observe_and_publish(PublishedEvent {
+        let is_observed = !event.is_arguments();
+        let published = PublishedEvent {
             session: self.session.clone(),
             run: run.clone(),
             turn,
@@ -87,29 +104,53 @@ impl Publisher {
             id: None,
             stream_text: callsheet_values::event::EventStreamText::default(),
             event,
-        });
-    }
-
-    /// Publishes the events of an entry that was appended. `call_of` returns a call of the current turn.
-    pub(super) fn publish_entry(
-        &self,
-        entry: &JournalEntry,
-        call_of: impl Fn(CallKey) -> Option<ToolCall>,
-    ) {
-        self.projector.lock().project(entry, |mut published| {
-            if let Event::CallEnded { result, .. } = &published.event
-                && let Some(call) = call_of(result.call.key)
-            {
-                with_call(&mut published.event, call);
-            }
-            self.observe_and_publish(published);
-        });
+        };
+        match is_observed {
+            true => self.observe_and_publish(published),
+            false => self.feed.publish(published),
+        }
     }
 
     /// Passes an event to metrics, logs, traces and live hooks, and to the feed.
     fn observe_and_publish(&self, published: PublishedEvent) {
         self.telemetry.observe(&published);
         self.feed.publish(published);
+    }
+}
+
+/// A series of records of one actor and the events that follow them: [`Publisher::begin_series`].
+#[derive(Debug)]
+pub(super) struct PublishedSeries<'a> {
+    publisher: &'a Publisher,
+    projector: MutexGuard<'a, EventProjector>,
+}
+
+impl PublishedSeries<'_> {
+    /// Returns the number of bytes of the running attempt's text that were published.
+    pub(super) fn displayed_bytes(&self) -> u64 {
+        self.publisher.feed.displayed_bytes()
+    }
+
+    /// Publishes an event that shows no record.
+    pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
+        self.publisher.publish_transient(run, turn, event);
+    }
+
+    /// Publishes the events of an entry that was appended. `call_of` returns a call of the current turn.
+    pub(super) fn publish_entry(
+        &mut self,
+        entry: &JournalEntry,
+        call_of: impl Fn(CallKey) -> Option<ToolCall>,
+    ) {
+        let publisher = self.publisher;
+        self.projector.project(entry, |mut published| {
+            if let Event::CallEnded { result, .. } = &published.event
+                && let Some(call) = call_of(result.call.key)
+            {
+                with_call(&mut published.event, call);
+            }
+            publisher.observe_and_publish(published);
+        });
     }
 }
 

@@ -243,11 +243,11 @@ impl RunEvent {
                 key: request.call.key,
                 session: session.clone(),
             })),
-            Event::CallWaiting { call, client_input: Some(input), .. } => {
+            Event::CallWaiting { call, arguments, by_client: true, .. } => {
                 let pending = PendingClientCall {
                     tool_id: call.key.to_string(),
                     tool_name: call.name.to_string(),
-                    input: Arc::clone(input),
+                    input: Arc::clone(arguments),
                     asked_at: published.timestamp_ms,
                 };
                 let session = session.clone();
@@ -265,6 +265,7 @@ impl RunEvent {
             | Event::TurnStarted
             | Event::CallOpened { .. }
             | Event::CallDetected { .. }
+            | Event::ArgumentsReceived { .. }
             | Event::ArgumentsAnomalyFound { .. }
             | Event::ArgumentsLost { .. }
             | Event::CallWaiting { .. }
@@ -275,6 +276,7 @@ impl RunEvent {
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
+            | Event::ResponseDecoded { .. }
             | Event::AttemptEnded { .. }
             | Event::AttemptFellBack { .. }
             | Event::TurnEnded { .. }

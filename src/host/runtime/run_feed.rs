@@ -10,7 +10,7 @@ use futures::StreamExt as _;
 
 use super::error::HostError;
 use super::host_ref::HostRef;
-use super::session_events::SessionEvents;
+use super::session_events::{SessionEvents, WatchOptions};
 use crate::journal::SessionLog;
 use crate::telemetry::{FeedItem, Subscription};
 use callsheet_values::event::{EventId, PublishedEvent};
@@ -86,8 +86,13 @@ impl RunFeed {
         loop {
             if self.has_gap {
                 self.log.wait_durable(self.position.seq).await?;
-                let events =
-                    SessionEvents::after(&self.host_ref, &self.session, self.position).await?;
+                let events = SessionEvents::after(
+                    &self.host_ref,
+                    &self.session,
+                    self.position,
+                    WatchOptions::default(),
+                )
+                .await?;
                 self.stored = Some(events.only_run(self.run.clone()));
                 self.has_gap = false;
             }

@@ -34,7 +34,7 @@ use super::publish::SUBSCRIBER_EVENTS_MAX;
 use super::task;
 use crate::journal::{JournalEntry, JournalError, SessionSummary};
 use crate::telemetry::{Feed, FeedItem, FeedPosition, FeedSnapshot, ReaderGuard, Subscription};
-use callsheet_values::event::{EventId, PublishedEvent};
+use callsheet_values::event::{EventForm, EventId, PublishedEvent};
 use callsheet_values::record::{PastEvents, part_after};
 use callsheet_values::types::{RunId, Seq, SessionId};
 
@@ -65,6 +65,40 @@ const PAGE_SHARE_BYTES: usize = 1 << 20;
 /// The part of [`SHARED_BYTES`] that is kept for single large events.
 const LARGE_EVENTS_BYTES: usize = SHARED_BYTES / 2;
 
+/// What a watcher wants of events beyond the ordinary.
+///
+/// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::testing::FakeModel;
+/// # use callsheet::model::ModelReply;
+/// use callsheet::events::{EventForm, EventId, FeedItem, WatchOptions};
+/// use callsheet::prelude::*;
+/// use futures::StreamExt as _;
+///
+/// # let model = FakeModel::replies([ModelReply::text("Noon.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// let session = host.open_session("demo").await?;
+/// session.run("What time is it?").await?;
+/// let options = WatchOptions::default().with(|options| options.form = EventForm::Full);
+/// let mut events = session.watch_with(Some(EventId::default()), options).await?;
+/// let Some(FeedItem::Event(start)) = events.next().await else { panic!("an event") };
+/// let public: Vec<_> = start.public_as(options.form).collect();
+/// assert!(public[0].json.contains(r#""input":"What time is it?""#));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WatchOptions {
+    /// The form of the public events.
+    pub form: EventForm,
+    /// True to receive [`Event::ArgumentsReceived`], too.
+    pub arguments: bool,
+}
+
+callsheet_values::impl_with!(WatchOptions);
+
 /// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
 ///
@@ -90,6 +124,7 @@ const LARGE_EVENTS_BYTES: usize = SHARED_BYTES / 2;
 #[must_use = "a stream does nothing unless it is polled"]
 pub struct SessionEvents {
     start: EventId,
+    options: WatchOptions,
     items: BoxStream<'static, FeedItem>,
     host_ref: HostRef,
 }
@@ -99,6 +134,12 @@ impl SessionEvents {
     #[must_use]
     pub fn start(&self) -> EventId {
         self.start
+    }
+
+    /// Returns the options of the watcher.
+    #[must_use]
+    pub fn options(&self) -> WatchOptions {
+        self.options
     }
 
     /// Returns whether the host accepts sessions and runs. If it does not, it shuts down, and the
@@ -113,10 +154,11 @@ impl SessionEvents {
         host_ref: &HostRef,
         session: &SessionId,
         after: EventId,
+        options: WatchOptions,
     ) -> Result<Self, HostError> {
         host_ref
             .with_awake(session, |awake_session| {
-                Self::from(host_ref, session, awake_session, after, None)
+                Self::from(host_ref, session, awake_session, (after, options), None)
             })
             .await?
             .0
@@ -128,7 +170,7 @@ impl SessionEvents {
         host_ref: &HostRef,
         session: &SessionId,
         awake_session: &AwakeSession,
-        after: EventId,
+        (after, options): (EventId, WatchOptions),
         history_permits: Option<Arc<Semaphore>>,
     ) -> Option<Result<Self, HostError>> {
         let (feed, pending) = awake_session.feed_access.acquire_reader_guard()?;
@@ -147,6 +189,7 @@ impl SessionEvents {
             pending: Some(pending),
             host_ref: host_ref.clone(),
             session: session.clone(),
+            options,
             after,
             past: PastEvents::new(session.clone(), &awake_session.agent, turn),
             page: FIRST_PAGE,
@@ -158,7 +201,8 @@ impl SessionEvents {
             permit: None,
             live: None,
         };
-        Some(Ok(Self { start: after, items: read_by(reader).boxed(), host_ref: host_ref.clone() }))
+        let (items, host_ref) = (read_by(reader).boxed(), host_ref.clone());
+        Some(Ok(Self { start: after, options, items, host_ref }))
     }
 
     /// Returns the stored events of a session that is not in memory. They end after the last stored record, and
@@ -166,7 +210,7 @@ impl SessionEvents {
     pub(super) fn stored(
         host_ref: &HostRef,
         stored: &SessionSummary,
-        after: EventId,
+        (after, options): (EventId, WatchOptions),
         history_permits: Arc<Semaphore>,
     ) -> Self {
         let reader = HistoryReader {
@@ -174,6 +218,7 @@ impl SessionEvents {
             pending: None,
             host_ref: host_ref.clone(),
             session: stored.id.clone(),
+            options,
             after,
             past: PastEvents::new(stored.id.clone(), &stored.agent, 0),
             page: FIRST_PAGE,
@@ -185,19 +230,27 @@ impl SessionEvents {
             permit: None,
             live: None,
         };
-        Self { start: after, items: read_by(reader).boxed(), host_ref: host_ref.clone() }
+        Self { start: after, options, items: read_by(reader).boxed(), host_ref: host_ref.clone() }
     }
 
     /// Returns the events, from now on, of a session that is in memory. The states of its waiting run and of its open
     /// calls, and the pending approvals of its children, come first. `None` if the session leaves memory.
-    pub(super) fn from_now(host_ref: &HostRef, awake_session: &AwakeSession) -> Option<Self> {
+    pub(super) fn from_now(
+        host_ref: &HostRef,
+        awake_session: &AwakeSession,
+        options: WatchOptions,
+    ) -> Option<Self> {
         let (feed, _pending) = awake_session.feed_access.acquire_reader_guard()?;
         // With the last possible position, the snapshot contains no text of the running attempt.
-        let (subscription, snapshot) = feed
+        let (mut subscription, snapshot) = feed
             .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
+        if options.arguments {
+            subscription.receive_arguments();
+        }
         let states = snapshot.states.into_iter().map(FeedItem::Event);
         let items = futures::stream::iter(states).chain(subscription).boxed();
-        Some(Self { start: snapshot.position.delivered, items, host_ref: host_ref.clone() })
+        let (start, host_ref) = (snapshot.position.delivered, host_ref.clone());
+        Some(Self { start, options, items, host_ref })
     }
 
     /// Keeps only the events of one run.
@@ -276,6 +329,7 @@ struct HistoryReader {
     pending: Option<ReaderGuard>,
     host_ref: HostRef,
     session: SessionId,
+    options: WatchOptions,
     /// The position after which events are returned.
     after: EventId,
     past: PastEvents,
@@ -354,8 +408,11 @@ impl HistoryReader {
                 }
                 None => {
                     let feed = self.feed.upgrade()?;
-                    let (subscription, snapshot) =
+                    let (mut subscription, snapshot) =
                         feed.subscribe_from(self.after, SUBSCRIBER_EVENTS_MAX);
+                    if self.options.arguments {
+                        subscription.receive_arguments();
+                    }
                     self.target = last_to_read(self.after, &snapshot.position);
                     let texts = snapshot.running.iter().flat_map(|running| &running.pieces);
                     let bytes: usize = texts.map(|piece| piece.text.len()).sum();
@@ -405,7 +462,7 @@ impl HistoryReader {
     async fn read_page(&self) -> Result<Option<HistoryPage>, JournalError> {
         let (host_ref, session) = (self.host_ref.clone(), self.session.clone());
         let (position, target, page) = (self.read, self.target, self.page);
-        let (after, past) = (self.after, self.past.clone());
+        let (after, form, past) = (self.after, self.options.form, self.past.clone());
         // Runs in a task of its own. A stream of many readers does not poll each of them, and an unpolled reader
         // would keep its permit.
         let read = task::isolated(async move {
@@ -417,7 +474,7 @@ impl HistoryReader {
                 let entries = host_ref.shared.journal.read_some(&session, position, page).await?;
                 let (past, bytes) = (past.clone(), Arc::clone(&history.bytes));
                 let decode = move || {
-                    let page = decode_page(&entries, past, after, target, &bytes, share);
+                    let page = decode_page(&entries, past, (after, target), form, &bytes, share);
                     drop((entries, permit));
                     page
                 };
@@ -462,7 +519,8 @@ impl HistoryReader {
         let texts = events.iter().filter_map(|published| published.event.text());
         let bytes: usize = texts.map(|(_, text)| 1024 + 3 * text.len()).sum();
         self.share = try_share(bytes, &self.host_ref.shared.history.bytes);
-        let kept = count_fitting_events(&events, bytes_max(self.share.as_ref()));
+        let bytes_max = bytes_max(self.share.as_ref());
+        let kept = count_fitting_events(&events, self.options.form, bytes_max);
         let is_whole = kept == events.len();
         events.truncate(kept);
         if !is_whole {
@@ -486,8 +544,8 @@ impl HistoryReader {
 fn decode_page(
     entries: &[JournalEntry],
     mut past: PastEvents,
-    after: EventId,
-    target: Seq,
+    (after, target): (EventId, Seq),
+    form: EventForm,
     shared: &Arc<Semaphore>,
     share: Option<OwnedSemaphorePermit>,
 ) -> Option<DecodedPage> {
@@ -502,12 +560,15 @@ fn decode_page(
     }
     let mut events: VecDeque<_> =
         events.into_iter().filter_map(|event| part_after(after, event)).collect();
-    let bytes: usize = events.iter().map(event_bytes).sum();
+    let bytes: usize = events.iter().map(|event| event_bytes(event, form)).sum();
     let share = share.or_else(|| try_share(bytes, shared));
     let bytes_max = bytes_max(share.as_ref());
-    let kept =
-        if bytes <= bytes_max { events.len() } else { count_fitting_events(&events, bytes_max) };
-    let kept_bytes = events.iter().take(kept).map(event_bytes).sum();
+    let kept = if bytes <= bytes_max {
+        events.len()
+    } else {
+        count_fitting_events(&events, form, bytes_max)
+    };
+    let kept_bytes = events.iter().take(kept).map(|event| event_bytes(event, form)).sum();
     if kept_bytes > bytes_max {
         return Some(DecodedPage::NeedsShare(share_of(kept_bytes)));
     }
@@ -538,12 +599,16 @@ fn share_of(bytes: usize) -> u32 {
 
 /// Returns the number of events to keep in `bytes_max`: at least one, and such that the next one has a later
 /// position.
-fn count_fitting_events(events: &VecDeque<PublishedEvent>, bytes_max: usize) -> usize {
+fn count_fitting_events(
+    events: &VecDeque<PublishedEvent>,
+    form: EventForm,
+    bytes_max: usize,
+) -> usize {
     let mut bytes = 0;
     let pairs = events.iter().zip(events.iter().skip(1));
     for (index, (event, next)) in pairs.enumerate() {
-        bytes += event_bytes(event);
-        let is_full = bytes + event_bytes(next) > bytes_max;
+        bytes += event_bytes(event, form);
+        let is_full = bytes + event_bytes(next, form) > bytes_max;
         if is_full && event.id.is_some() && next.id > event.id {
             return index + 1;
         }
@@ -553,6 +618,7 @@ fn count_fitting_events(events: &VecDeque<PublishedEvent>, bytes_max: usize) -> 
 
 /// Returns the approximate size of an event in memory, with its text for clients. The first call encodes that text,
 /// in [`decode_page`] on a thread that serves no clients.
-fn event_bytes(published: &PublishedEvent) -> usize {
-    size_of::<PublishedEvent>() + 2 * published.stream_text().len()
+fn event_bytes(published: &PublishedEvent, form: EventForm) -> usize {
+    let text = published.stream_text(form).len();
+    size_of::<PublishedEvent>() + 2 * text + published.event.hidden_bytes()
 }

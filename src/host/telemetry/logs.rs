@@ -42,18 +42,21 @@ pub fn log(published: &PublishedEvent) {
     match &published.event {
         Event::TextReceived { text } => line!(trace, published, text, "text_received"),
         Event::ThinkingReceived { text } => line!(trace, published, text, "thinking_received"),
-        Event::AttemptFellBack { .. } => {}
+        // `ResponseDecoded` has the line.
+        Event::AttemptFellBack { .. }
+        | Event::ArgumentsReceived { .. }
+        | Event::ResponseEnded { .. } => {}
         Event::TurnStarted => line!(debug, published, "turn_started"),
         Event::InputQueued { input, waiting } => {
             line!(info, published, waiting, "input_queued");
             line!(trace, published, input = &*input.text(), "run_input");
         }
         Event::InputRemoved { waiting } => line!(info, published, waiting, "input_removed"),
-        Event::RunSteered { input } => {
+        Event::RunSteered { input, author: _ } => {
             line!(info, published, "run_steered");
             line!(trace, published, input = &*input.text(), "run_input");
         }
-        Event::RunStarted { agent, model, execution, metadata, reopened } => {
+        Event::RunStarted { agent, model, execution, metadata, reopened, input: _ } => {
             let metadata = metadata_json(metadata);
             if *reopened {
                 line!(info, published, agent, model, %execution, metadata, "run_reopened");
@@ -89,7 +92,7 @@ pub fn log(published: &PublishedEvent) {
         Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. } | Event::ConflictFound { .. } => {
             approval_or_conflict(published);
         }
-        Event::ResponseEnded { names, .. } => {
+        Event::ResponseDecoded { names, .. } => {
             if !names.is_empty() {
                 line!(info, published, count = names.len(), ?names, "tool_calls_detected");
             }
@@ -107,7 +110,7 @@ pub fn log(published: &PublishedEvent) {
         Event::ArgumentsLost { model, reason } => {
             line!(warn, published, model, reason, "arguments_lost");
         }
-        Event::AttemptVoided { attempt, model, streamed: _, reason: _ } => {
+        Event::AttemptVoided { attempt, model, streamed: _, reason: _, voided: _ } => {
             line!(debug, published, attempt, model, "attempt_voided");
         }
         Event::TurnEnded { summary } => turn_ended(published, summary),
@@ -159,7 +162,7 @@ pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
 /// Logs the events of one call.
 fn call(published: &PublishedEvent) {
     match &published.event {
-        Event::CallDetected { call, latency, stream_position, streaming } => {
+        Event::CallDetected { call, arguments: _, latency, stream_position, streaming } => {
             detected(published, &call.name, *latency, *stream_position, *streaming);
         }
         Event::ArgumentsAnomalyFound { call, id, anomaly, raw } => {
@@ -168,7 +171,15 @@ fn call(published: &PublishedEvent) {
             let (tool_name, id) = (&*call.name, &**id);
             line!(warn, published, tool_name, id, oddity, arguments, "tool_arguments_odd");
         }
-        Event::CallStarted { call, input_summary, early, waited, queued, known_calls: count } => {
+        Event::CallStarted {
+            call,
+            input_summary,
+            arguments: _,
+            early,
+            waited,
+            queued,
+            known_calls: count,
+        } => {
             let CallLabel { key, name, .. } = call;
             line!(
                 debug,
@@ -243,7 +254,9 @@ fn call(published: &PublishedEvent) {
         | Event::TurnStarted
         | Event::ThinkingReceived { .. }
         | Event::TextReceived { .. }
+        | Event::ArgumentsReceived { .. }
         | Event::ResponseEnded { .. }
+        | Event::ResponseDecoded { .. }
         | Event::AttemptEnded { .. }
         | Event::AttemptFellBack { .. }
         | Event::AttemptStarted { .. }
@@ -534,7 +547,7 @@ mod tests {
         let call = samples::label();
         check(
             "info",
-            Event::ResponseEnded {
+            Event::ResponseDecoded {
                 names: vec!["clock".into(), "calculator".into()],
                 opened: 3,
                 detected: 2,
@@ -559,6 +572,7 @@ mod tests {
             "info",
             Event::CallDetected {
                 call: call.clone(),
+                arguments: Arc::default(),
                 latency: Duration::from_millis(420),
                 stream_position: 17,
                 streaming: true,
@@ -614,6 +628,7 @@ mod tests {
                 "debug",
                 Event::CallStarted {
                     call: call.clone(),
+                    arguments: Arc::default(),
                     input_summary: "{}".into(),
                     early,
                     waited: Duration::from_millis(20),
@@ -752,10 +767,11 @@ mod tests {
     #[test]
     fn turns_without_calls_and_plain_answers_log_nothing_at_info() {
         let quiet = [
-            Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false },
+            Event::ResponseDecoded { names: vec![], opened: 0, detected: 0, stopped: false },
             Event::TurnEnded { summary: Box::default() },
             Event::CallDetected {
                 call: samples::label(),
+                arguments: Arc::default(),
                 latency: Duration::ZERO,
                 stream_position: 1,
                 streaming: false,
@@ -773,9 +789,10 @@ mod tests {
             Event::TextReceived { text: secret.into() },
             Event::ThinkingReceived { text: secret.into() },
             Event::InputQueued { input: secret.into(), waiting: 1 },
-            Event::RunSteered { input: secret.into() },
+            Event::RunSteered { input: secret.into(), author: None },
             Event::CallStarted {
                 call: samples::label(),
+                arguments: Arc::default(),
                 input_summary: secret.into(),
                 early: false,
                 waited: Duration::ZERO,
@@ -783,7 +800,8 @@ mod tests {
                 known_calls: 1,
             },
             Event::CallWaiting {
-                client_input: None,
+                arguments: Arc::new(Value::from(secret)),
+                by_client: false,
                 call: samples::label(),
                 waiting_for: callsheet_values::event::WaitingFor::Finish,
                 input_summary: secret.into(),
@@ -830,6 +848,7 @@ mod tests {
         call.name = "clock\n\u{1b}[31mERROR forged".into();
         let event = Event::CallDetected {
             call,
+            arguments: Arc::default(),
             latency: Duration::from_millis(420),
             stream_position: 17,
             streaming: true,

@@ -207,6 +207,8 @@ impl Metrics {
             | Event::TurnStarted
             | Event::AttemptVoided { .. }
             | Event::CallOpened { .. }
+            | Event::ArgumentsReceived { .. }
+            | Event::ResponseEnded { .. }
             | Event::CallWaiting { .. }
             | Event::ApprovalAsked { .. }
             | Event::CallProgressed { .. } => {}
@@ -245,7 +247,7 @@ impl Metrics {
             Event::ResultReleased { reorder_wait, .. } => {
                 self.runs.reorder_wait.record(*reorder_wait)
             }
-            Event::ResponseEnded { opened, detected, stopped, .. } => {
+            Event::ResponseDecoded { opened, detected, stopped, .. } => {
                 if !stopped {
                     self.runs.calls_opened.increment(u64::from(*opened));
                     self.runs.calls_detected.increment(u64::from(*detected));
@@ -677,7 +679,7 @@ mod tests {
 
     #[test]
     fn a_cancelled_response_is_not_counted() {
-        let ended = |stopped| Event::ResponseEnded {
+        let ended = |stopped| Event::ResponseDecoded {
             names: vec!["clock".into()],
             opened: 3,
             detected: 2,
@@ -882,6 +884,7 @@ mod tests {
     fn a_thousand_tools_have_at_most_64_series_of_their_own() {
         let called = |name: &str| Event::CallStarted {
             call: callsheet_values::event::CallLabel { name: name.into(), ..samples::label() },
+            arguments: std::sync::Arc::default(),
             input_summary: String::new(),
             early: false,
             waited: Duration::ZERO,

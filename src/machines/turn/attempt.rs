@@ -18,7 +18,7 @@ use super::spec::RunRules;
 use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage};
 use callsheet_values::config::OnRefusal;
-use callsheet_values::event::{AttemptFallback, Event};
+use callsheet_values::event::{AttemptFallback, Event, VoidedText};
 use callsheet_values::record::{Record, ResponseEnding};
 use callsheet_values::types::{
     ContentRefusal, ContextOverflow, FinishKind, FinishReason, MessagePart, ProviderError,
@@ -58,6 +58,8 @@ pub(super) struct Attempt {
     pub(super) recorded_request_tokens: u64,
     /// True if the event that the response holds too many calls was published.
     pub(super) call_limit_recorded: bool,
+    /// Number of bytes of the arguments of each call that were published. Empty unless a subscriber asks for them.
+    pub(super) published_arguments: Vec<usize>,
     /// The finish reason, after the response has ended.
     pub(super) finish_reason: Option<FinishReason>,
 }
@@ -90,6 +92,7 @@ impl Attempt {
             dropped_calls: Vec::new(),
             recorded_request_tokens: 0,
             call_limit_recorded: false,
+            published_arguments: Vec::new(),
             finish_reason: None,
         }
     }
@@ -350,6 +353,9 @@ impl Turn {
     /// partial response is kept.
     pub(super) fn handle_broken(&mut self, error: ProviderError) {
         let effects_started = self.has_started_effects();
+        let response = &self.attempt.response;
+        let texts = [response.text(), response.refusal()];
+        let voided = VoidedText::of_attempt(texts, response.reasoning());
         self.record(Record::AttemptFailed {
             turn: self.spec.number,
             attempt: self.attempt(),
@@ -357,6 +363,7 @@ impl Turn {
             kept: effects_started,
             usage: self.attempt.response.usage(),
             host_stopped: false,
+            voided: voided.filter(|_| !effects_started).map(Arc::new),
         });
         self.close_exchange(Some(error.clone()));
         if effects_started {

@@ -37,6 +37,7 @@
 //! supervisor then cancels the tool, and kills it after `cancel_grace`. A call of an agent is answered when its child
 //! has ended ([`agent_calls`](super::agent_calls)).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::{CallPhase, TurnCall};
@@ -172,7 +173,8 @@ impl Turn {
             call: call.label(),
             waiting_for: reason,
             input_summary: call.input_summary(),
-            client_input: None,
+            arguments: Arc::clone(&call.call.arguments),
+            by_client: false,
         };
         self.emit(event);
     }
@@ -299,6 +301,7 @@ impl Turn {
         let event = Event::CallStarted {
             call: call.label(),
             input_summary: call.input_summary(),
+            arguments: Arc::clone(&call.call.arguments),
             early: call.early,
             waited: now.saturating_sub(call.sealed_at.unwrap_or(now)),
             queued: call.queue_wait,

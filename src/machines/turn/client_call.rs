@@ -77,7 +77,8 @@ impl Turn {
             call: call.label(),
             waiting_for: WaitingFor::Client,
             input_summary: call.input_summary(),
-            client_input: Some(call.call.arguments.clone()),
+            arguments: call.call.arguments.clone(),
+            by_client: true,
         };
         self.emit(event);
     }

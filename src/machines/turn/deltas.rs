@@ -1,6 +1,8 @@
 //! The deltas of a response: text, and calls that open, are sealed and get their ids, or change after
 //! their seal.
 
+use std::sync::Arc;
+
 use super::admission::{self, CallRetention};
 use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
 use super::effect::TurnAction;
@@ -58,7 +60,12 @@ impl Turn {
         for change in changes {
             match change {
                 CallChange::Opened(index) => self.handle_opened(index),
-                CallChange::Sealed(index) => self.handle_sealed(index),
+                CallChange::Sealed(index) => {
+                    if self.publishes_arguments {
+                        self.publish_arguments(index);
+                    }
+                    self.handle_sealed(index);
+                }
                 CallChange::ChangedAfterSeal(index) => self.handle_change_after_seal(index),
                 CallChange::ServiceOpened(at) => {
                     self.publish_service_call(at, ServiceCallStatus::Running);
@@ -68,6 +75,37 @@ impl Turn {
                 }
             }
         }
+    }
+
+    /// Publishes the arguments of open calls that have arrived since the last time.
+    pub(super) fn publish_open_arguments(&mut self) {
+        for index in 0..self.calls.len() {
+            self.publish_arguments(index);
+        }
+    }
+
+    /// Publishes the arguments of an open call that have arrived since the last time. The name of the tool is known.
+    fn publish_arguments(&mut self, index: usize) {
+        let (Some(partial_call), Some(call)) =
+            (self.attempt.response.calls().get(index), self.calls.get(index))
+        else {
+            return;
+        };
+        // The tool that a call of `use_tool` names is known at its seal.
+        if !matches!(call.phase, CallPhase::Open) || self.spec.rules.is_use_tool(&call.call.name) {
+            return;
+        }
+        let published = &mut self.attempt.published_arguments;
+        published.resize(published.len().max(index + 1), 0);
+        let Some(offset) = published.get_mut(index) else { return };
+        let Some(text) = partial_call.raw.get(*offset..).filter(|text| !text.is_empty()) else {
+            return;
+        };
+        let text = text.to_owned();
+        let before = *offset as u64;
+        *offset += text.len();
+        let event = Event::ArgumentsReceived { call: call.label(), offset: before, text };
+        self.emit(event);
     }
 
     /// Publishes the status of a call that the model's service runs itself.
@@ -158,6 +196,7 @@ impl Turn {
         call.call.provider_id.clone_from(&partial_call.provider_id);
         call.phase = CallPhase::Sealed;
         let label = call.label();
+        let arguments = Arc::clone(&call.call.arguments);
         let detected = call.arguments_error.is_none().then(|| label.clone());
         self.assign_call_id(index);
         if is_use_tool {
@@ -169,6 +208,7 @@ impl Turn {
         if let Some(call) = detected {
             self.emit(Event::CallDetected {
                 call,
+                arguments,
                 latency: self.clock.now().saturating_sub(self.attempt.requested_at),
                 stream_position: self.attempt.delta_count,
                 streaming: self.attempt.plan.streamed,

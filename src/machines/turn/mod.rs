@@ -164,6 +164,8 @@ pub struct Turn {
     tool_refusals: ToolRefusals,
     /// The hooks about the turn itself.
     hooks: TurnHooks,
+    /// True while a subscriber asks for the arguments of calls as they arrive.
+    publishes_arguments: bool,
     effects: EffectQueue,
 }
 
@@ -217,6 +219,12 @@ impl Turn {
         self.spec.number
     }
 
+    /// Sets whether the arguments of calls are published as they arrive
+    /// ([`Event::ArgumentsReceived`](callsheet_values::event::Event::ArgumentsReceived)).
+    pub fn set_publishes_arguments(&mut self, publishes: bool) {
+        self.publishes_arguments = publishes;
+    }
+
     /// Handles the deltas of one chunk of the response.
     pub fn handle_deltas(&mut self, now: Duration, batch: Vec<Delta>) {
         self.clock.advance(now);
@@ -233,6 +241,9 @@ impl Turn {
                 break;
             }
             changed |= self.handle_delta(delta);
+        }
+        if self.publishes_arguments {
+            self.publish_open_arguments();
         }
         // Checked after the whole chunk, because one chunk may hold the finish reason and the usage.
         changed |= self.end_if_over_tokens();
@@ -417,6 +428,7 @@ impl Turn {
             reduction: ContextReduction::default(),
             tool_refusals: ToolRefusals::default(),
             hooks: TurnHooks::default(),
+            publishes_arguments: false,
             effects: EffectQueue::default(),
             spec: Arc::new(spec),
         }

@@ -62,7 +62,7 @@ impl Turn {
         });
         let detected =
             self.calls.iter().filter(|c| c.sealed_at.is_some() && c.arguments_error.is_none());
-        let event = Event::ResponseEnded {
+        let event = Event::ResponseDecoded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
             opened: u32::try_from(self.calls.len() + excess).unwrap_or(u32::MAX),
             detected: u32::try_from(detected.count()).unwrap_or(u32::MAX),

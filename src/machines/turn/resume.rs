@@ -159,7 +159,7 @@ impl Turn {
             dropped_calls: Vec::new(),
             displayed_segments: partial.displayed_segments.clone(),
         });
-        self.emit(Event::ResponseEnded {
+        self.emit(Event::ResponseDecoded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
             opened: u32::try_from(message.calls.len()).unwrap_or(u32::MAX),
             detected: u32::try_from(message.calls.len()).unwrap_or(u32::MAX),
@@ -179,6 +179,7 @@ impl Turn {
             kept,
             usage: Usage::default(),
             host_stopped: true,
+            voided: None,
         });
         error
     }

@@ -274,7 +274,7 @@ class Live {
   #url() {
     const ids = [...this.watched.keys()];
     const after = [...this.watched].map(([id, { reached }]) => `${id}:${reached}`);
-    const query = new URLSearchParams({ sessions: ["*", ...ids].join(",") });
+    const query = new URLSearchParams({ sessions: ["*", ...ids].join(","), full: "true" });
     if (after.length > 0) query.set("after", after.join(","));
     return `v1/events?${query}`;
   }

@@ -720,10 +720,13 @@ export class Timeline {
         run.model = event.model;
         run.execution = event.execution;
         run.metadata = event.metadata;
-        run.input ??= this.#dequeue(run.id);
+        run.input ??= this.#dequeue(run.id) ?? event.input;
         this.onchange(run);
         return true;
       }
+      case "steered":
+        this.#addEntry({ kind: "steer", key: `r${seq}`, input: event.input, time: event.timestamp, seq });
+        return false;
       case "input_removed":
         this.#dequeue(event.run_id);
         return false;
@@ -886,12 +889,15 @@ export class Timeline {
   #applyResult(event) {
     const call = this.#eventCall(event);
     if (!call || call.isRecorded) return;
+    const content = event.content ?? [];
+    // A result that is no more than text has it as its only part.
+    const whole = content.length === 1 && content[0].type === "text" ? content[0].text : undefined;
     call.result = {
       status: event.status,
       kind: event.metadata?.kind,
-      text: event.output_summary ?? "",
-      isWhole: false,
-      content: event.content ?? [],
+      text: whole ?? event.output_summary ?? "",
+      isWhole: whole !== undefined,
+      content: whole === undefined ? content : [],
       metadata: event.metadata ?? {},
       releasedAt: event.timestamp,
     };

@@ -95,6 +95,7 @@ impl PublicEvent {
             "tool_set_aside"
                 | "tool_use"
                 | "tool_progress"
+                | "tool_input_delta"
                 | "approval_decided"
                 | "input_removed"
                 | "run_waiting"
@@ -169,7 +170,7 @@ mod tests {
     fn ids_count_records_and_the_bytes_of_the_running_attempt() {
         let events = samples::every();
         let again = events.into_iter().find(|e| matches!(e, Event::AttemptStarted { .. })).unwrap();
-        let ended = Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false };
+        let ended = Event::ResponseEnded { response: std::sync::Arc::new(samples::response()) };
         assert_eq!(
             ids(&[
                 (Event::TurnStarted, Some(3)),
@@ -180,11 +181,11 @@ mod tests {
                 (text("on"), None),
                 (again, Some(7)),
                 (text("a"), None),
-                (ended, None),
+                (ended, Some(8)),
                 (limit(), Some(9)),
                 (Event::TurnEnded { summary: Box::default() }, Some(10)),
             ]),
-            ["3.0", "3.2", "3.5", "none", "5.5", "5.7", "7.0", "7.1", "none", "9.0", "10.0"]
+            ["3.0", "3.2", "3.5", "none", "5.5", "5.7", "7.0", "7.1", "8.0", "9.0", "10.0"]
         );
     }
 

@@ -20,9 +20,11 @@ pub use calls::{
 pub use child::ChildEvent;
 pub use id::{EventId, InvalidEventId};
 pub use stream_text::EventStreamText;
-pub use sums::{RunStats, TurnSummary, TurnTimes};
+pub use sums::{
+    ResponseSummary, RunStats, TurnSummary, TurnTimes, VOIDED_TEXT_BYTES_MAX, VoidedText,
+};
 pub use tools_changed::{ServerToolsChange, ToolListChange};
-pub use view::{PublicEvent, StatsReport};
+pub use view::{EventForm, PublicEvent, StatsReport};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +45,8 @@ pub enum Event {
         model: String,
         /// The execution mode of tool calls.
         execution: Execution,
+        /// The user's input. `None` if the run is reopened: it has its input already.
+        input: Option<Content>,
         /// The client's pairs of strings.
         metadata: Metadata,
         /// True if the run had ended as `interrupted` and goes on.
@@ -66,6 +70,8 @@ pub enum Event {
     RunSteered {
         /// The user's input.
         input: Content,
+        /// The author of the request.
+        author: Option<Author>,
     },
     /// The run waits before its first turn.
     RunWaiting {
@@ -106,6 +112,8 @@ pub enum Event {
     CallDetected {
         /// The call.
         call: CallLabel,
+        /// The arguments as the model wrote them.
+        arguments: Arc<serde_json::Value>,
         /// Time from the request to the seal.
         latency: Duration,
         /// Number of deltas of the response before the seal. Deltas that were read together count
@@ -113,6 +121,17 @@ pub enum Event {
         stream_position: u64,
         /// True if the response was streamed.
         streaming: bool,
+    },
+    /// More of the arguments of an open call arrived. Published only while a subscriber asks for it
+    /// ([`is_arguments`](Self::is_arguments)). The sealed call has the arguments that count: a service may replace those
+    /// that it has sent in pieces.
+    ArgumentsReceived {
+        /// The call.
+        call: CallLabel,
+        /// Number of bytes of the arguments before this text.
+        offset: u64,
+        /// More of the text of the arguments.
+        text: String,
     },
     /// The received arguments of a call have an anomaly.
     ArgumentsAnomalyFound {
@@ -141,8 +160,10 @@ pub enum Event {
         waiting_for: WaitingFor,
         /// The first 200 characters of its arguments.
         input_summary: String,
-        /// All arguments, if the client runs the call.
-        client_input: Option<Arc<serde_json::Value>>,
+        /// All arguments.
+        arguments: Arc<serde_json::Value>,
+        /// True if the client has to run the call now.
+        by_client: bool,
     },
     /// A call started.
     CallStarted {
@@ -150,6 +171,8 @@ pub enum Event {
         call: CallLabel,
         /// The first 200 characters of its arguments.
         input_summary: String,
+        /// All arguments, with the values of references.
+        arguments: Arc<serde_json::Value>,
         /// True if the response had not ended.
         early: bool,
         /// Time since the seal.
@@ -231,8 +254,14 @@ pub enum Event {
         /// Time that the outcome waited for earlier calls and for the end of the response.
         reorder_wait: Duration,
     },
-    /// A response ended.
+    /// A response ended, and its calls are certain: those that are kept, in call order. A turn whose calls the session
+    /// was opened with has no response.
     ResponseEnded {
+        /// The summary of the response.
+        response: Arc<ResponseSummary>,
+    },
+    /// The deltas of a response were counted, after its end.
+    ResponseDecoded {
         /// Names of the calls that are kept, in call order.
         names: Vec<Arc<str>>,
         /// Number of calls that the response opened.
@@ -274,6 +303,8 @@ pub enum Event {
         reason: String,
         /// The delay before it.
         wait: Duration,
+        /// The text of the previous attempt, which is void, if some was published and it is known.
+        voided: Option<Arc<VoidedText>>,
     },
     /// The attempt that starts next uses the agent's next model, or requests a plain answer.
     AttemptFellBack {
@@ -291,6 +322,8 @@ pub enum Event {
         streamed: bool,
         /// The error of the attempt.
         reason: String,
+        /// The text of the attempt, which is void, if it is known.
+        voided: Option<Arc<VoidedText>>,
     },
     /// A turn was committed to the history.
     TurnEnded {
@@ -372,6 +405,16 @@ impl Event {
         matches!(self, Self::RunEnded { .. } | Self::InputRemoved { .. })
     }
 
+    /// Returns whether the event is about arguments as they arrive, also in a child session. Only subscribers that ask
+    /// for such events receive them.
+    #[must_use]
+    pub fn is_arguments(&self) -> bool {
+        if let Self::OfChild { event, .. } = self {
+            return matches!(event.event, Self::ArgumentsReceived { .. });
+        }
+        matches!(self, Self::ArgumentsReceived { .. })
+    }
+
     /// Returns whether the event has the id of its record. Such an event is the view of the record: it is
     /// published when the record is stored, and is part of every replay. An event that replays leave
     /// out, such as `InputQueued`, does not have the id of its record.
@@ -379,7 +422,9 @@ impl Event {
     pub fn has_record_id(&self) -> bool {
         match self {
             Self::RunStarted { .. }
+            | Self::RunSteered { .. }
             | Self::TurnStarted
+            | Self::ResponseEnded { .. }
             | Self::AttemptStarted { .. }
             | Self::AttemptVoided { .. }
             | Self::ApprovalAsked { .. }
@@ -390,7 +435,6 @@ impl Event {
             | Self::RunEnded { .. } => true,
             Self::InputQueued { .. }
             | Self::InputRemoved { .. }
-            | Self::RunSteered { .. }
             | Self::RunWaiting { .. }
             | Self::ToolsChanged { .. }
             | Self::ServerReleased { .. }
@@ -398,6 +442,7 @@ impl Event {
             | Self::TextReceived { .. }
             | Self::CallOpened { .. }
             | Self::CallDetected { .. }
+            | Self::ArgumentsReceived { .. }
             | Self::ArgumentsAnomalyFound { .. }
             | Self::ArgumentsLost { .. }
             | Self::CallWaiting { .. }
@@ -409,7 +454,7 @@ impl Event {
             | Self::ServiceCallChanged { .. }
             | Self::OutcomeLate { .. }
             | Self::ResultReleased { .. }
-            | Self::ResponseEnded { .. }
+            | Self::ResponseDecoded { .. }
             | Self::AttemptEnded { .. }
             | Self::AttemptFellBack { .. }
             | Self::OfChild { .. }

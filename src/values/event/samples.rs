@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::{
     ApprovalRequest, ArgumentsAnomaly, AttemptFallback, CallLabel, ChildEvent, ConflictResolution,
-    Event, PublishedEvent, RunStats, ServerToolsChange, ServiceCall, ServiceCallStatus,
-    ToolListChange, TurnSummary, TurnTimes, WaitingFor,
+    Event, PublishedEvent, ResponseSummary, RunStats, ServerToolsChange, ServiceCall,
+    ServiceCallStatus, ToolListChange, TurnSummary, TurnTimes, VoidedText, WaitingFor,
 };
+use crate::types::ResponseEnding;
 use crate::types::{
     ApprovalVerdict, Author, CallKey, CompactionKind, Execution, FinishKind, FinishReason,
     ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall,
@@ -71,6 +72,19 @@ pub fn result() -> ToolResult {
     }
 }
 
+/// Returns the summary of a response.
+pub fn response() -> ResponseSummary {
+    ResponseSummary {
+        attempt: 1,
+        model: "m".into(),
+        ending: ResponseEnding::Complete,
+        calls: vec![result().call],
+        dropped_calls: vec!["fly".into()],
+        finish_reason: Some(FinishReason::new(FinishKind::ToolCalls, "tool_use")),
+        usage: Usage { input_tokens: 10, output_tokens: 5, cached_tokens: 2, reasoning_tokens: 1 },
+    }
+}
+
 /// Returns the summary of a turn.
 pub fn summary() -> TurnSummary {
     TurnSummary {
@@ -98,7 +112,7 @@ pub fn stats() -> RunStats {
     RunStats {
         turns: 2,
         tool_calls: 3,
-        usage: Usage { input_tokens: 20, output_tokens: 9, ..Usage::default() },
+        usage: Usage { input_tokens: 20, output_tokens: 9, cached_tokens: 7, reasoning_tokens: 4 },
         duration: Duration::from_millis(3_000),
         model: Duration::from_millis(1_800),
         tools: Duration::from_millis(1_500),
@@ -154,9 +168,9 @@ macro_rules! kinds {
 #[cfg(test)]
 kinds! {
     RunStarted InputQueued InputRemoved RunSteered RunWaiting ToolsChanged ServerReleased TurnStarted ThinkingReceived TextReceived CallOpened
-    CallDetected ArgumentsAnomalyFound ArgumentsLost CallWaiting CallStarted CallProgressed ApprovalAsked
+    CallDetected ArgumentsReceived ArgumentsAnomalyFound ArgumentsLost CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
-    ResultReleased ResponseEnded AttemptEnded AttemptFellBack AttemptStarted AttemptVoided TurnEnded LimitReached
+    ResultReleased ResponseEnded ResponseDecoded AttemptEnded AttemptFellBack AttemptStarted AttemptVoided TurnEnded LimitReached
     ContextCompacted OfChild HistoryRepaired ToolSetAside RunEnded
 }
 
@@ -189,12 +203,13 @@ pub fn every() -> Vec<Event> {
             agent: "default".into(),
             model: "m".into(),
             execution: Execution::Parallel { max: 4 },
+            input: Some("And in Tokyo?".into()),
             metadata: crate::types::Metadata::default(),
             reopened: false,
         },
         Event::InputQueued { input: "And later?".into(), waiting: 1 },
         Event::InputRemoved { waiting: 0 },
-        Event::RunSteered { input: "And in Beijing?".into() },
+        Event::RunSteered { input: "And in Beijing?".into(), author: Some(Author::new("ada")) },
         Event::RunWaiting { waiting_for: WaitingFor::Server, servers: vec!["files".into()] },
         Event::ToolsChanged {
             change: Arc::new(ServerToolsChange {
@@ -213,10 +228,12 @@ pub fn every() -> Vec<Event> {
         Event::CallOpened { call: call.clone() },
         Event::CallDetected {
             call: call.clone(),
+            arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),
             latency: ms(420),
             stream_position: 17,
             streaming: true,
         },
+        Event::ArgumentsReceived { call: call.clone(), offset: 9, text: "\"Asia".into() },
         Event::ArgumentsAnomalyFound {
             call: call.clone(),
             id: "call_x".into(),
@@ -225,14 +242,16 @@ pub fn every() -> Vec<Event> {
         },
         Event::ArgumentsLost { model: "gpt".into(), reason: "they belong to no call".into() },
         Event::CallWaiting {
-            client_input: None,
             call: call.clone(),
             waiting_for: WaitingFor::Capacity,
             input_summary: "{}".into(),
+            arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),
+            by_client: false,
         },
         Event::CallStarted {
             call: call.clone(),
             input_summary: "{\"zone\":\"Asia/Tokyo\"}".into(),
+            arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),
             early: true,
             waited: ms(20),
             queued: Some(ms(10)),
@@ -270,7 +289,8 @@ pub fn every() -> Vec<Event> {
         },
         Event::OutcomeLate { call },
         Event::ResultReleased { key: key(), reorder_wait: ms(5) },
-        Event::ResponseEnded {
+        Event::ResponseEnded { response: Arc::new(response()) },
+        Event::ResponseDecoded {
             names: vec!["clock".into(), "calculator".into()],
             opened: 3,
             detected: 2,
@@ -284,12 +304,18 @@ pub fn every() -> Vec<Event> {
             streamed: false,
             reason: "it broke".into(),
             wait: ms(250),
+            voided: None,
         },
         Event::AttemptVoided {
             attempt: 3,
             model: "m".into(),
             streamed: true,
             reason: "it broke".into(),
+            voided: Some(Arc::new(VoidedText {
+                text: "It is".into(),
+                thinking: "Hm.".into(),
+                omitted_bytes: 3,
+            })),
         },
         Event::TurnEnded { summary: Box::new(summary()) },
         Event::LimitReached {

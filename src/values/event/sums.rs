@@ -1,4 +1,4 @@
-//! Statistics of turns and runs.
+//! Summaries of responses, failed attempts, turns and runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,66 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::micros;
-use crate::types::{FinishReason, Usage};
+use crate::types::ResponseEnding;
+use crate::types::{FinishReason, ToolCall, Usage, floor_char_boundary};
+
+/// Maximum number of bytes of a failed attempt's text that are recorded, and of its thinking.
+pub const VOIDED_TEXT_BYTES_MAX: usize = 64 * 1024;
+
+/// The summary of a response that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ResponseSummary {
+    /// The attempt of the turn, from 1.
+    pub attempt: u32,
+    /// The model's name: see [`displayed_model_name`](crate::config::displayed_model_name).
+    pub model: String,
+    /// The end, which decides what happens to the calls.
+    pub ending: ResponseEnding,
+    /// The calls that are kept, in call order.
+    pub calls: Vec<ToolCall>,
+    /// Names of the calls that were decoded but not kept.
+    pub dropped_calls: Vec<Arc<str>>,
+    /// The finish reason, if any.
+    pub finish_reason: Option<FinishReason>,
+    /// The token usage of the response.
+    pub usage: Usage,
+}
+
+/// The text of an attempt that failed, as far as watchers have received it. No later event or record has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VoidedText {
+    /// The first [`VOIDED_TEXT_BYTES_MAX`] bytes of its text.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub text: String,
+    /// The first [`VOIDED_TEXT_BYTES_MAX`] bytes of its thinking.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub thinking: String,
+    /// Number of bytes that are left out because of the maximum.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub omitted_bytes: u64,
+}
+
+impl VoidedText {
+    /// Creates the value from the text, in parts, and the thinking of an attempt. `None` if it has neither.
+    #[must_use]
+    pub fn of_attempt(texts: [&str; 2], thinking: &str) -> Option<Self> {
+        let all = texts.concat();
+        if all.is_empty() && thinking.is_empty() {
+            return None;
+        }
+        let beginning = |of: &str| {
+            of.get(..floor_char_boundary(of, VOIDED_TEXT_BYTES_MAX)).unwrap_or_default().to_owned()
+        };
+        let (text, kept_thinking) = (beginning(&all), beginning(thinking));
+        let omitted = all.len() + thinking.len() - text.len() - kept_thinking.len();
+        Some(Self { text, thinking: kept_thinking, omitted_bytes: omitted as u64 })
+    }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
 
 /// The summary of a turn that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -22,42 +22,16 @@ pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
 pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_after};
 pub use projector::{EventProjector, with_call};
 
-pub use crate::types::Seq;
+pub use crate::types::{ResponseEnding, Seq};
 
 use crate::config::{ClientTool, RunOverrides};
-use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
+use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary, VoidedText};
 use crate::types::{
     AgentLease, ApprovalVerdict, Author, CallKey, Content, Execution, FinishReason, HookDecision,
     HookPoint, Metadata, ParentCall, ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd,
     RunError, RunId, SessionId, SummaryFailure, ToolCall, ToolOutcome, TraceContext, Usage,
     VariableName, WaitPhase, WriteSet, sha256_hex,
 };
-
-/// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
-/// table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ResponseEnding {
-    /// The response completed. Calls that had not started may start.
-    #[serde(rename = "well")]
-    Complete,
-    /// The response reached its maximum length. Calls that had not started are answered with an
-    /// error.
-    Length,
-    /// The response was refused or filtered, or a hook refused its request. Its calls are removed from
-    /// the history, except those with effects that had started.
-    Refused,
-    /// The response broke after a call with effects had started. The received part is kept as the
-    /// turn.
-    #[serde(rename = "broke_kept")]
-    BrokenKept,
-    /// The response had too many calls, and `on_excess` is `fail`.
-    #[serde(rename = "excess")]
-    TooManyCalls,
-    /// The run was stopped at once, timed out, exceeded its budget or was interrupted by a shutdown during the
-    /// response. Running calls are aborted, and calls that had not started are answered.
-    Cancelled,
-}
 
 /// The end of a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -261,6 +235,10 @@ pub enum Record {
         /// the kept part again.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         host_stopped: bool,
+        /// The text that watchers have received, if nothing of it is kept. `None` if there was none, or the host ended.
+        /// Journals of earlier versions do not have it.
+        #[serde(rename = "shown_text", skip_serializing_if = "Option::is_none", default)]
+        voided: Option<Arc<VoidedText>>,
     },
     /// The response ended, and its message is complete.
     ResponseEnded {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{JournalEntry, Record};
-use crate::event::{CallLabel, Event, EventId, PublishedEvent};
+use crate::event::{CallLabel, Event, EventId, PublishedEvent, ResponseSummary, VoidedText};
 use crate::types::{
-    COMPACT_AT, Execution, Metadata, RunId, Seq, SessionId, ToolCall, ToolResult, WaitPhase,
+    COMPACT_AT, Content, Execution, Metadata, RunId, Seq, SessionId, ToolCall, ToolResult,
+    WaitPhase,
 };
 
 /// Projects the entries of a session to events. No other code makes the event of a record, so that a watcher receives
@@ -26,6 +27,8 @@ pub struct EventProjector {
     request: LastRequest,
     /// The event that voids the text of a failed attempt. It is shown if no attempt follows.
     voided: Option<Box<PublishedEvent>>,
+    /// The text of the last attempt, if it has failed.
+    voided_text: Option<Arc<VoidedText>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -51,6 +54,7 @@ impl EventProjector {
             execution: Execution::Sequential,
             request: LastRequest::default(),
             voided: None,
+            voided_text: None,
         }
     }
 
@@ -96,16 +100,16 @@ impl EventProjector {
                 self.agent.clone_from(agent);
                 return None;
             }
-            Record::RunStarted { run_id, model, execution, metadata, .. } => {
+            Record::RunStarted { run_id, model, execution, metadata, input, .. } => {
                 self.run = run_id.clone();
                 self.execution = *execution;
                 self.model.clone_from(model);
                 self.metadata.clone_from(metadata);
-                self.run_started(false)
+                self.run_started(Some(input.clone()))
             }
             Record::RunReopened { run_id, authored_by: _ } => {
                 self.run = run_id.clone();
-                self.run_started(true)
+                self.run_started(None)
             }
             Record::AttemptStarted {
                 turn,
@@ -122,16 +126,21 @@ impl EventProjector {
                 self.request.model.clone_from(model);
                 let wait = Duration::from_millis(*wait_ms);
                 match reason {
-                    None => Event::TurnStarted,
+                    None => {
+                        self.voided_text = None;
+                        Event::TurnStarted
+                    }
                     Some(reason) => self.attempt_started(*attempt, reason, wait),
                 }
             }
-            Record::AttemptFailed { attempt, error, kept, host_stopped, .. } => {
+            Record::AttemptFailed { attempt, error, kept, host_stopped, voided, .. } => {
+                self.voided_text.clone_from(voided);
                 // It is unknown how much text was published before a crash.
                 if !*kept && (entry.displayed_bytes > 0 || *host_stopped) {
                     let LastRequest { turn: _, model, streamed } = self.request.clone();
                     let (attempt, reason) = (*attempt, error.message.clone());
-                    let event = Event::AttemptVoided { attempt, model, streamed, reason };
+                    let voided = voided.clone();
+                    let event = Event::AttemptVoided { attempt, model, streamed, reason, voided };
                     self.voided = Some(Box::new(self.published(entry, event)));
                 }
                 if !*kept || !*host_stopped {
@@ -139,13 +148,36 @@ impl EventProjector {
                 }
                 self.attempt_started(*attempt, &error.message, Duration::ZERO)
             }
-            Record::ResponseEnded { turn, .. } => {
+            // Only the turn of the calls that the session was opened with has no request.
+            Record::ResponseEnded { turn, .. } if self.request.turn != *turn => {
                 self.turn = *turn;
-                // Only the turn of the calls that the session was opened with has no request.
-                if self.request.turn == *turn {
-                    return None;
-                }
                 Event::TurnStarted
+            }
+            Record::ResponseEnded {
+                turn,
+                attempt,
+                ending,
+                message,
+                finish_reason,
+                usage,
+                dropped_calls,
+                displayed_segments: _,
+            } => {
+                self.turn = *turn;
+                self.voided_text = None;
+                let response = Arc::new(ResponseSummary {
+                    attempt: *attempt,
+                    model: self.request.model.clone(),
+                    ending: *ending,
+                    calls: message.calls.clone(),
+                    dropped_calls: dropped_calls.clone(),
+                    finish_reason: finish_reason.clone(),
+                    usage: *usage,
+                });
+                Event::ResponseEnded { response }
+            }
+            Record::Steered { input, follows_turn: _, request: _, authored_by } => {
+                Event::RunSteered { input: input.clone(), author: authored_by.clone() }
             }
             // No event shows this record: watchers receive the state of the open call instead.
             Record::ApprovalAsked { request } if request.phase == WaitPhase::Client => return None,
@@ -227,7 +259,6 @@ impl EventProjector {
             | Record::HooksDecided { .. }
             | Record::TurnHooksDecided { .. }
             | Record::ApprovalGiven { .. }
-            | Record::Steered { .. }
             | Record::StopAsked { .. }
             | Record::Instructed { .. }
             | Record::ToolsFrozen { .. }
@@ -235,19 +266,22 @@ impl EventProjector {
         })
     }
 
-    fn run_started(&self, reopened: bool) -> Event {
+    /// `input` is `None` if the run is reopened.
+    fn run_started(&self, input: Option<Content>) -> Event {
         Event::RunStarted {
             agent: self.agent.clone(),
             model: self.model.clone(),
             execution: self.execution,
+            reopened: input.is_none(),
+            input,
             metadata: self.metadata.clone(),
-            reopened,
         }
     }
 
-    fn attempt_started(&self, attempt: u32, reason: &str, wait: Duration) -> Event {
+    fn attempt_started(&mut self, attempt: u32, reason: &str, wait: Duration) -> Event {
         let LastRequest { turn: _, model, streamed } = self.request.clone();
-        Event::AttemptStarted { attempt, model, streamed, reason: reason.to_owned(), wait }
+        let (reason, voided) = (reason.to_owned(), self.voided_text.take());
+        Event::AttemptStarted { attempt, model, streamed, reason, wait, voided }
     }
 
     fn published(&self, entry: &JournalEntry, event: Event) -> PublishedEvent {

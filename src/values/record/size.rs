@@ -23,6 +23,9 @@ impl JournalEntry {
                 content_bytes(input) + tools_bytes(overrides.client_tools.as_deref())
             }
             Record::Steered { input, .. } => content_bytes(input),
+            Record::AttemptFailed { voided, .. } => {
+                voided.as_deref().map_or(0, |voided| voided.text.len() + voided.thinking.len())
+            }
             Record::ResponseEnded { message, .. } => message.approximate_bytes(),
             Record::CallIntended { call, so_far, .. } => {
                 let partial =
@@ -54,7 +57,6 @@ impl JournalEntry {
             Record::Compacted { change, .. } => change.approximate_bytes(),
             Record::SessionForked { .. }
             | Record::AttemptStarted { .. }
-            | Record::AttemptFailed { .. }
             | Record::TurnCommitted { .. }
             | Record::StopAsked { .. }
             | Record::InputRemoved { .. }

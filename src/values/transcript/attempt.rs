@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::RecordLocation;
-use crate::event::{ApprovalRequest, CallLabel};
+use crate::event::{ApprovalRequest, CallLabel, VoidedText};
 use crate::record::{DisplayedSegment, PartialResponse, ResponseEnding, ResponseMessage};
 use crate::types::{
     AgentLease, ApprovalVerdict, CallKey, FinishReason, HookDecision, HookPoint, ProviderError,
@@ -58,6 +58,8 @@ pub struct AttemptFailure<'a> {
     pub usage: Usage,
     /// True if it broke because the host stopped.
     pub host_stopped: bool,
+    /// The text that watchers have received, if nothing of it is kept and it is known.
+    pub voided: Option<&'a VoidedText>,
 }
 
 /// The kept part of a response.

@@ -95,9 +95,10 @@ impl<'a> Transcript<'a> {
                 let start = AttemptStart { at, model, streamed, reason, wait_ms };
                 self.add_attempt(*turn, *attempt, start);
             }
-            Record::AttemptFailed { turn, attempt, error, kept, usage, host_stopped } => {
+            Record::AttemptFailed { turn, attempt, error, kept, usage, host_stopped, voided } => {
                 let (kept, usage, host_stopped) = (*kept, *usage, *host_stopped);
-                let failure = AttemptFailure { at, error, kept, usage, host_stopped };
+                let voided = voided.as_deref();
+                let failure = AttemptFailure { at, error, kept, usage, host_stopped, voided };
                 self.add_failure(*turn, *attempt, failure);
             }
             Record::ResponseEnded {

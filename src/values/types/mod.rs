@@ -67,7 +67,7 @@ pub use reference::{
 pub use request_kind::{FINAL_ANSWER, OutputMode, RequestKind, ToolChoice};
 pub use response::{
     ContentRefusal, ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind,
-    RefusalDetails, ToolRefusal, Usage,
+    RefusalDetails, ResponseEnding, ToolRefusal, Usage,
 };
 pub use secrets::CUT_MARK;
 pub use secrets::{REDACTED, Secrets};

@@ -89,6 +89,32 @@ pub struct Usage {
     pub reasoning_tokens: u64,
 }
 
+/// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
+/// table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResponseEnding {
+    /// The response completed. Calls that had not started may start.
+    #[serde(rename = "well")]
+    Complete,
+    /// The response reached its maximum length. Calls that had not started are answered with an
+    /// error.
+    Length,
+    /// The response was refused or filtered, or a hook refused its request. Its calls are removed from
+    /// the history, except those with effects that had started.
+    Refused,
+    /// The response broke after a call with effects had started. The received part is kept as the
+    /// turn.
+    #[serde(rename = "broke_kept")]
+    BrokenKept,
+    /// The response had too many calls, and `on_excess` is `fail`.
+    #[serde(rename = "excess")]
+    TooManyCalls,
+    /// The run was stopped at once, timed out, exceeded its budget or was interrupted by a shutdown during the
+    /// response. Running calls are aborted, and calls that had not started are answered.
+    Cancelled,
+}
+
 impl FinishReason {
     /// Makes a finish reason.
     pub fn new(kind: FinishKind, raw: impl Into<Arc<str>>) -> Self {

@@ -240,7 +240,11 @@ impl TextLog {
                 "the received part is void"
             };
             let head = format!("{position}: {received}, {}", tokens(failure.usage));
-            self.add(failure.at, "broke", vec![head, brief(&failure.error.message)]);
+            let mut lines = vec![head, brief(&failure.error.message)];
+            if let Some(voided) = failure.voided.filter(|voided| !voided.text.is_empty()) {
+                lines.push(format!("shown: {}", brief(&voided.text)));
+            }
+            self.add(failure.at, "broke", lines);
         }
         if let Some(response) = &attempt.response {
             self.add(response.at, "response", response_lines(position, response));

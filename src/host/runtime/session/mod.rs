@@ -44,7 +44,7 @@ use super::ownership::OwnedSession;
 use super::publish::Publisher;
 use super::supervision::{ChildEnd, ReplyPort};
 use super::tool_servers::PerSessionConnection;
-use crate::journal::{Appended, SessionLog, Urgency};
+use crate::journal::{Appended, PendingRecord, SessionLog, Urgency};
 use begin::SessionArguments;
 pub(super) use begin::spawn;
 use callsheet_machines::context::{VARIABLE_NAME_BYTES_MAX, VariableError};
@@ -577,6 +577,15 @@ impl SessionActor {
     /// of the first one.
     fn append(&mut self, batch: Vec<Record>) -> Option<Seq> {
         let ends = batch.iter().any(|record| matches!(record, Record::RunEnded { .. }));
+        let publisher = self.publisher.clone();
+        let mut series = publisher.begin_series();
+        // A turn may be in progress, whose text the event of a steer stands in.
+        let position = |record: Record| {
+            let is_in_turn = matches!(record, Record::Steered { .. });
+            let displayed_bytes = if is_in_turn { series.displayed_bytes() } else { 0 };
+            PendingRecord { record, displayed_bytes }
+        };
+        let batch: Vec<_> = batch.into_iter().map(position).collect();
         let Appended { entries, .. } = self.log.append(batch, Urgency::Deferrable, || ());
         for entry in &entries {
             let (seq, time, record) = (entry.seq, entry.time, &entry.record);
@@ -594,7 +603,7 @@ impl SessionActor {
                 self.host_ref.shared.update_counts();
             }
             self.record_appended(record, seq, time, ends);
-            self.publisher.publish_entry(entry, |_| None);
+            series.publish_entry(entry, |_| None);
             self.publish_transient(record);
         }
         entries.first().map(|entry| entry.seq)
@@ -612,9 +621,7 @@ impl SessionActor {
             self.publisher.publish(run_id, turn, Event::InputRemoved { waiting });
         }
         let Some(run) = self.session.run().map(|run| &run.id) else { return };
-        if let Record::Steered { input, .. } = record {
-            self.publisher.publish(run, turn, Event::RunSteered { input: input.clone() });
-        } else if let Record::ResponseEnded { turn, message, .. } = record {
+        if let Record::ResponseEnded { turn, message, .. } = record {
             // The calls that the session was opened with.
             for ToolCall { key, provider_id, name, .. } in &message.calls {
                 let (provider_id, name) = (provider_id.clone(), name.clone());

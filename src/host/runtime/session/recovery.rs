@@ -140,8 +140,11 @@ impl SessionActor {
         let recorded = self.log.append(outcomes, Urgency::Deferrable, || ()).entries;
         entries.extend(recorded.iter().cloned());
         let mut turn = Turn::resume(spec, &entries, unix_ms(), Some(CancelReason::Shutdown));
-        for entry in &recorded {
-            self.publisher.publish_entry(entry, |key| turn.recorded_call(key));
+        {
+            let mut series = self.publisher.begin_series();
+            for entry in &recorded {
+                series.publish_entry(entry, |key| turn.recorded_call(key));
+            }
         }
         let (mut committed, mut stored) = (None, 0);
         // Each round appends the turn's records and reports them as stored, until no more follow.
@@ -165,14 +168,16 @@ impl SessionActor {
                     Effect::Perform(_) => {}
                 }
             }
+            let mut series = self.publisher.begin_series();
             let Appended { entries, .. } = self.log.append(batch, Urgency::Deferrable, || ());
             let mut events = events.into_iter().peekable();
             for (entry, records) in entries.iter().zip(1..) {
-                self.publisher.publish_entry(entry, |key| turn.recorded_call(key));
+                series.publish_entry(entry, |key| turn.recorded_call(key));
                 while let Some((_, event)) = events.next_if(|(before, _)| *before == records) {
-                    self.publisher.publish(run, number, event);
+                    series.publish(run, number, event);
                 }
             }
+            drop(series);
             if entries.is_empty() && agents.is_empty() {
                 return Some((committed?, self.log.last_seq()));
             }

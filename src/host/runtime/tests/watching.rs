@@ -14,7 +14,7 @@ use super::provider::{Reply, chunk, end};
 use super::*;
 use crate::journal::{AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError};
 use crate::telemetry::FeedItem;
-use callsheet_values::event::{Event, EventId, PublishedEvent};
+use callsheet_values::event::{Event, EventForm, EventId, PublishedEvent};
 use callsheet_values::record::{PastEvents, Record, part_after};
 use callsheet_values::types::Seq;
 
@@ -131,7 +131,7 @@ fn whole(events: impl IntoIterator<Item = PublishedEvent>, void: &[(Seq, Seq)]) 
             }
             continue;
         }
-        for view in published.public() {
+        for view in published.public_as(EventForm::Full) {
             if !(is_void && view.kind == "tool_use") {
                 lines.push(format!("{id} {} {}", view.kind, view.json));
             }
@@ -176,7 +176,7 @@ fn cuts(live: &[PublishedEvent]) -> Vec<EventId> {
     cuts
 }
 
-/// Runs two runs. Compares a subscriber from the start with subscribers that join at every third
+/// Runs two runs, and steers them at any time. Compares a subscriber from the start with subscribers that join at every third
 /// event, and afterwards with subscribers from every position.
 async fn check(responses: Vec<ScriptedResponse>, breaks_at: usize, delays: Vec<u8>) {
     let provider = Provider::new(move |n, _| match responses.get(n) {
@@ -194,6 +194,7 @@ async fn check(responses: Vec<ScriptedResponse>, breaks_at: usize, delays: Vec<u
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
     let host = start_on(setup, journal).await.unwrap();
     let over = Arc::new(AtomicBool::new(false));
+    let pauses: Vec<u8> = delays.iter().copied().take(3).collect();
     let storing = spawn({
         let (engine, over) = (Arc::clone(&engine), Arc::clone(&over));
         async move {
@@ -214,10 +215,24 @@ async fn check(responses: Vec<ScriptedResponse>, breaks_at: usize, delays: Vec<u
     let second = RunRequest { queue: true, ..RunRequest::from("two") };
     let second = session.start_run(second).await.unwrap();
     drop((first.events, second.events));
+    let steering = spawn({
+        let session = session.clone();
+        async move {
+            for pause in pauses {
+                for _ in 0..pause {
+                    tokio::task::yield_now().await;
+                }
+                sleep(Duration::from_millis(u64::from(pause % 4))).await;
+                // There may be no run any more.
+                let _ = session.steer("And?").await;
+            }
+        }
+    });
     for report in [first.report, second.report] {
         timeout(SOON, report).await.unwrap().unwrap();
     }
     let (live, others) = timeout(SOON, live).await.unwrap().unwrap();
+    timeout(SOON, steering).await.unwrap().unwrap();
     over.store(true, Ordering::SeqCst);
     storing.await.unwrap();
     let entries = entries(&*engine, session.id());

@@ -22,7 +22,9 @@ pub(super) struct CatchUpState {
     last_recorded: Option<LastRecordedEvent>,
     /// The running attempt's text and thinking, in order.
     pieces: Vec<DisplayedText>,
-    response: ResponseStage,
+    /// True while a response is in progress. The journal has the text of the last one otherwise, unless its attempt
+    /// has failed.
+    is_responding: bool,
     /// The event of a run that waits before its first turn.
     run_waiting: Option<Arc<PublishedEvent>>,
     /// The calls without an outcome.
@@ -31,16 +33,6 @@ pub(super) struct CatchUpState {
     children: Vec<ChildApproval>,
     /// The ended calls of the response in progress. No record has their arguments yet.
     ended: Vec<Arc<PublishedEvent>>,
-}
-
-/// The stage of the last response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ResponseStage {
-    /// No response is in progress, and the journal has the text of the last one.
-    None,
-    InProgress,
-    /// The response has ended. The next record contains its text.
-    Ended,
 }
 
 #[derive(Debug)]
@@ -95,7 +87,7 @@ impl CatchUpState {
             run_start: None,
             last_recorded: None,
             pieces: Vec::new(),
-            response: ResponseStage::None,
+            is_responding: false,
             run_waiting: None,
             open: Vec::new(),
             children: Vec::new(),
@@ -123,15 +115,11 @@ impl CatchUpState {
         match (published.id, published.event.text()) {
             (Some(id), Some((is_thinking, text))) => self.append_text(id, is_thinking, text),
             (Some(id), None) => self.apply_recorded(id, &published),
-            (None, _) => {
-                if matches!(published.event, Event::ResponseEnded { .. }) {
-                    self.response = ResponseStage::Ended;
-                }
-            }
+            (None, _) => {}
         }
         let update = call_update(&published.event);
         let ends_a_call = matches!(published.event, Event::CallEnded { .. });
-        let is_ended_early = ends_a_call && self.response == ResponseStage::InProgress;
+        let is_ended_early = ends_a_call && self.is_responding;
         let waits = matches!(published.event, Event::RunWaiting { .. });
         self.close_child_approvals(&published.event);
         let is_asked = child_approval(&published.event).is_some();
@@ -163,14 +151,12 @@ impl CatchUpState {
     fn apply_recorded(&mut self, id: EventId, published: &PublishedEvent) {
         // The text is in the journal after the response has ended, and void after its attempt was
         // replaced.
-        let is_ended = self.response == ResponseStage::Ended;
-        if is_ended || id.bytes < self.delivered.bytes {
+        let ends_response = matches!(published.event, Event::ResponseEnded { .. });
+        if ends_response || id.bytes < self.delivered.bytes {
             self.pieces = Vec::new();
             self.ended = Vec::new();
         }
-        if is_ended {
-            self.response = ResponseStage::None;
-        }
+        self.is_responding &= !ends_response;
         self.delivered = id;
         self.recorded = id;
         let (run, turn, time) = (published.run.clone(), published.turn, published.timestamp_ms);
@@ -193,8 +179,7 @@ impl CatchUpState {
             self.open.clear();
             self.children.clear();
             self.ended.clear();
-            let starts = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
-            self.response = if starts { ResponseStage::InProgress } else { ResponseStage::None };
+            self.is_responding = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
         }
         self.last_recorded = Some(LastRecordedEvent { run, turn, time });
     }

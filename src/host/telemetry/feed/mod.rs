@@ -198,6 +198,19 @@ impl Feed {
         (subscription, FeedSnapshot { position, running, states })
     }
 
+    /// Returns whether a subscriber receives arguments as they arrive.
+    #[must_use]
+    pub fn has_argument_readers(&self) -> bool {
+        self.ring.has_argument_readers()
+    }
+
+    /// Returns the number of bytes of the running attempt's text and thinking that were published, also those that were
+    /// not delivered yet.
+    #[must_use]
+    pub fn displayed_bytes(&self) -> u64 {
+        self.state.lock().published.bytes
+    }
+
     /// Returns the position of the feed.
     #[must_use]
     pub fn position(&self) -> FeedPosition {

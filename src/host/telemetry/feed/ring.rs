@@ -40,6 +40,8 @@ pub(super) struct EventRing {
     /// Number of subscribers that receive events. Changed under the lock of `state`, and read without
     /// it for each text delta.
     subscribers: AtomicUsize,
+    /// Number of those that receive arguments as they arrive. Read without the lock for each chunk of a response.
+    argument_readers: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -71,12 +73,31 @@ struct Slot {
 /// A subscriber that receives events.
 #[derive(Debug)]
 struct Entry {
-    /// The run whose events it receives. `None` means all runs.
-    run: Option<RunId>,
+    filter: EventFilter,
     capacity: usize,
     unread: usize,
     waker: Option<Waker>,
     end: Arc<OnceLock<ReaderEnd>>,
+}
+
+/// The events that a subscriber receives.
+#[derive(Clone, Debug)]
+struct EventFilter {
+    /// The run whose events it receives. `None` means all runs.
+    run: Option<RunId>,
+    /// The index from which on it receives arguments as they arrive; by default none.
+    arguments_from: u64,
+}
+
+impl EventFilter {
+    fn admits(&self, index: u64, event: &PublishedEvent) -> bool {
+        let is_of_run = self.run.as_ref().is_none_or(|run| *run == event.run);
+        is_of_run && (index >= self.arguments_from || !event.event.is_arguments())
+    }
+
+    fn has_arguments(&self) -> bool {
+        self.arguments_from < u64::MAX
+    }
 }
 
 /// The end of a subscription before that of its feed.
@@ -99,7 +120,7 @@ pub(super) enum EndReason {
 pub(super) struct RingReader {
     ring: Arc<EventRing>,
     number: usize,
-    run: Option<RunId>,
+    filter: EventFilter,
     /// The index of the next event to look at.
     next: u64,
     end: Arc<OnceLock<ReaderEnd>>,
@@ -112,13 +133,13 @@ impl EventRing {
     pub(super) fn publish(self: &Arc<Self>, event: &Arc<PublishedEvent>) -> usize {
         // Most events wake one subscriber, which needs no allocation.
         let mut first_waker = None;
-        let (mut lagged, mut readers) = (0, 0);
+        let (mut lagged, mut with_arguments, mut readers) = (0, 0, 0);
         let mut state = self.state.lock();
         let RingState { slots, next, entries, free, due, .. } = &mut *state;
         let index = *next;
         for (number, slot) in entries.iter_mut().enumerate() {
             let Some(entry) = slot else { continue };
-            if entry.run.as_ref().is_some_and(|run| *run != event.run) {
+            if !entry.filter.admits(index, event) {
                 continue;
             }
             if entry.unread < entry.capacity {
@@ -135,6 +156,7 @@ impl EventRing {
             // It has no end yet, so this cannot fail.
             let _ = entry.end.set(ReaderEnd { reason: EndReason::Lagged, before: index });
             lagged += 1;
+            with_arguments += usize::from(entry.filter.has_arguments());
             *slot = None;
             free.push(number);
         }
@@ -143,6 +165,7 @@ impl EventRing {
             *next += 1;
         }
         self.subscribers.fetch_sub(lagged, Ordering::Relaxed);
+        self.argument_readers.fetch_sub(with_arguments, Ordering::Relaxed);
         let group = match state.is_waking {
             true => Vec::new(),
             false => self.start_waking(&mut state),
@@ -179,8 +202,9 @@ impl EventRing {
     pub(super) fn subscribe(self: &Arc<Self>, run: Option<RunId>, capacity: usize) -> RingReader {
         let end = Arc::new(OnceLock::new());
         let capacity = capacity.max(1);
-        let entry =
-            Entry { run: run.clone(), capacity, unread: 0, waker: None, end: Arc::clone(&end) };
+        let filter = EventFilter { run, arguments_from: u64::MAX };
+        let (of_entry, of_end) = (filter.clone(), Arc::clone(&end));
+        let entry = Entry { filter: of_entry, capacity, unread: 0, waker: None, end: of_end };
         let mut state = self.state.lock();
         let next = state.next;
         let number = match state.free.pop() {
@@ -195,7 +219,7 @@ impl EventRing {
         }
         self.subscribers.fetch_add(1, Ordering::Relaxed);
         drop(state);
-        RingReader { ring: Arc::clone(self), number, run, next, end, is_ended: false }
+        RingReader { ring: Arc::clone(self), number, filter, next, end, is_ended: false }
     }
 
     /// Ends every subscription after its unread events: with [`FeedItem::Lagged`] if another host has the session, else
@@ -213,6 +237,7 @@ impl EventRing {
         }
         state.free.clear();
         self.subscribers.store(0, Ordering::Relaxed);
+        self.argument_readers.store(0, Ordering::Relaxed);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -229,6 +254,10 @@ impl EventRing {
 
     pub(super) fn has_subscribers(&self) -> bool {
         self.subscribers.load(Ordering::Relaxed) > 0
+    }
+
+    pub(super) fn has_argument_readers(&self) -> bool {
+        self.argument_readers.load(Ordering::Relaxed) > 0
     }
 
     /// Returns the number of events in memory.
@@ -265,17 +294,16 @@ impl RingState {
         self.due.drain(..group).collect()
     }
 
-    /// Returns the first event from `next` on for this run, and its index.
+    /// Returns the first event from `next` on that the filter admits, and its index.
     fn find(
         &self,
-        run: Option<&RunId>,
+        filter: &EventFilter,
         next: u64,
         before: u64,
     ) -> Option<(u64, Arc<PublishedEvent>)> {
         let from = self.slots.partition_point(|slot| slot.index < next);
-        let is_of_run = |slot: &&Slot| run.is_none_or(|run| *run == slot.event.run);
         let mut slots = self.slots.range(from..).take_while(|slot| slot.index < before);
-        let slot = slots.find(is_of_run)?;
+        let slot = slots.find(|slot| filter.admits(slot.index, &slot.event))?;
         Some((slot.index, Arc::clone(&slot.event)))
     }
 
@@ -288,11 +316,11 @@ impl RingState {
         self.remove_dead_slots();
     }
 
-    /// Counts the events from `next` on as read by one subscriber of this run.
-    fn mark_all_read(&mut self, run: Option<&RunId>, next: u64, before: u64) {
+    /// Counts the events from `next` on as read by one subscriber with this filter.
+    fn mark_all_read(&mut self, filter: &EventFilter, next: u64, before: u64) {
         let from = self.slots.partition_point(|slot| slot.index < next);
         let unread = self.slots.range_mut(from..).take_while(|slot| slot.index < before);
-        for slot in unread.filter(|slot| run.is_none_or(|run| *run == slot.event.run)) {
+        for slot in unread.filter(|slot| filter.admits(slot.index, &slot.event)) {
             slot.readers = slot.readers.saturating_sub(1);
             self.dead += usize::from(slot.readers == 0);
         }
@@ -318,6 +346,21 @@ impl RingState {
 }
 
 impl RingReader {
+    /// Receives arguments as they arrive, too, from now on.
+    pub(super) fn receive_arguments(&mut self) {
+        let mut state = self.ring.state.lock();
+        let next = state.next;
+        // A subscriber that has an end receives no further events.
+        if self.filter.has_arguments() || self.end.get().is_some() {
+            return;
+        }
+        if let Some(Some(entry)) = state.entries.get_mut(self.number) {
+            entry.filter.arguments_from = next;
+            self.filter.arguments_from = next;
+            self.ring.argument_readers.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
         if self.is_ended {
             return Poll::Ready(None);
@@ -325,7 +368,7 @@ impl RingReader {
         let mut state = self.ring.state.lock();
         let end = self.end.get();
         let before = end.map_or(u64::MAX, |end| end.before);
-        if let Some((index, event)) = state.find(self.run.as_ref(), self.next, before) {
+        if let Some((index, event)) = state.find(&self.filter, self.next, before) {
             self.next = index + 1;
             state.mark_read(index);
             if end.is_none()
@@ -358,7 +401,7 @@ impl Drop for RingReader {
         let mut state = self.ring.state.lock();
         let end = self.end.get();
         let before = end.map_or(u64::MAX, |end| end.before);
-        state.mark_all_read(self.run.as_ref(), self.next, before);
+        state.mark_all_read(&self.filter, self.next, before);
         // A subscriber with an end has lost its number already.
         if end.is_none()
             && let Some(entry) = state.entries.get_mut(self.number)
@@ -366,6 +409,8 @@ impl Drop for RingReader {
             *entry = None;
             state.free.push(self.number);
             self.ring.subscribers.fetch_sub(1, Ordering::Relaxed);
+            let arguments = usize::from(self.filter.has_arguments());
+            self.ring.argument_readers.fetch_sub(arguments, Ordering::Relaxed);
         }
     }
 }

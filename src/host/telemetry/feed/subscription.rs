@@ -83,6 +83,11 @@ impl Subscription {
         Self { reader, start, _count: count, _guard: guard }
     }
 
+    /// Receives [`Event::ArgumentsReceived`](callsheet_values::event::Event::ArgumentsReceived), too, from now on.
+    pub fn receive_arguments(&mut self) {
+        self.reader.receive_arguments();
+    }
+
     /// Returns the position before the first event.
     #[must_use]
     pub fn start(&self) -> EventId {

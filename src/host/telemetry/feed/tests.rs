@@ -3,7 +3,7 @@
 use futures::{FutureExt as _, StreamExt as _};
 
 use super::*;
-use callsheet_values::event::samples;
+use callsheet_values::event::{ChildEvent, samples};
 
 fn feed() -> Feed {
     Feed::starting_after(Telemetry::new(&[]), Seq(0))
@@ -301,7 +301,7 @@ fn text_that_waits_for_a_record_is_one_event() {
     publish(&feed, text("a"));
     assert!(append(&text("b")));
     assert!(!append(&Event::ThinkingReceived { text: "hm".into() }));
-    publish(&feed, Event::RunSteered { input: "go".into() });
+    publish(&feed, Event::CallOpened { call: samples::label() });
     publish(&feed, text("c"));
     assert!(append(&text("d")));
     assert_eq!(feed.position().delivered.to_string(), "0.0");
@@ -311,11 +311,39 @@ fn text_that_waits_for_a_record_is_one_event() {
     feed.mark_durable(Seq(3));
     assert_eq!(
         ready(&mut subscriber),
-        ["3.0 TurnStarted", "3.2 ab", " RunSteered", "3.4 cd", "3.5 e"]
+        ["3.0 TurnStarted", "3.2 ab", " CallOpened", "3.4 cd", "3.5 e"]
     );
     drop(subscriber);
     assert!(append(&text("f")));
     assert_eq!(feed.position().delivered.to_string(), "3.6");
+}
+
+#[test]
+fn arguments_reach_only_subscribers_that_ask_for_them() {
+    let feed = feed();
+    feed.mark_durable(Seq(9));
+    let arguments =
+        || Event::ArgumentsReceived { call: samples::label(), offset: 0, text: "{".to_owned() };
+    let child = ChildEvent { event: arguments(), ..samples::child_event() };
+    let of_child = Event::OfChild { call: samples::key(), event: Arc::new(child) };
+    let (mut plain, mut asking) = (feed.subscribe(1), feed.subscribe(9));
+    assert!(!feed.has_argument_readers());
+    publish(&feed, text("a"));
+    asking.receive_arguments();
+    assert!(feed.has_argument_readers());
+    publish(&feed, arguments());
+    publish(&feed, of_child);
+    // They do not count as unread events of the other one.
+    assert_eq!(ready(&mut plain), ["0.1 a"]);
+    assert_eq!(ready(&mut asking), ["0.1 a", " ArgumentsReceived", " OfChild"]);
+    publish(&feed, text("b"));
+    assert_eq!((ready(&mut plain).len(), ready(&mut asking).len()), (1, 1));
+    drop(asking);
+    assert!(!feed.has_argument_readers());
+    let mut lagging = feed.subscribe(1);
+    lagging.receive_arguments();
+    (0..2).for_each(|_| publish(&feed, arguments()));
+    assert!(!feed.has_argument_readers());
 }
 
 #[test]
@@ -324,13 +352,15 @@ fn text_is_kept_until_the_record_of_its_response() {
     feed.mark_durable(Seq(9));
     publish_recorded(&feed, Event::TurnStarted, 1, 0);
     publish(&feed, text("all"));
-    let ended = Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false };
-    publish(&feed, ended);
     let pieces =
         || feed.subscribe_from(EventId::default(), 1).1.running.map(|text| text.pieces.len());
     assert_eq!((feed.position().delivered.to_string().as_str(), pieces()), ("1.3", Some(1)));
     assert!(feed.position().has_text);
-    publish_recorded(&feed, limit(), 3, 0);
+    let steered = Event::RunSteered { input: "go".into(), author: None };
+    publish_recorded(&feed, steered, 2, 3);
+    assert_eq!((feed.position().delivered.to_string().as_str(), pieces()), ("2.3", Some(1)));
+    let ended = Event::ResponseEnded { response: Arc::new(samples::response()) };
+    publish_recorded(&feed, ended, 3, 3);
     assert_eq!((feed.position().delivered.to_string().as_str(), pieces()), ("3.0", Some(0)));
     assert!(!feed.position().has_text);
 }
@@ -360,6 +390,7 @@ fn a_new_subscriber_receives_the_open_calls() {
         &feed,
         Event::CallStarted {
             call: call(2),
+            arguments: Arc::default(),
             input_summary: String::new(),
             early: true,
             waited: std::time::Duration::ZERO,

@@ -633,7 +633,7 @@ impl World {
             Effect::Emit(Event::ConflictFound { call, resolution, .. }) => {
                 self.check_conflict(call.key, resolution == ConflictResolution::Rerun);
             }
-            Effect::Emit(Event::CallWaiting { call, client_input: Some(_), .. }) => {
+            Effect::Emit(Event::CallWaiting { call, by_client: true, .. }) => {
                 self.receive_client_call(call.key, &scenario.spec.rules);
             }
             Effect::Emit(Event::ResultReleased { key, .. }) => {

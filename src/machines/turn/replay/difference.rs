@@ -57,8 +57,14 @@ pub(super) fn timeless(record: &Record) -> Record {
                 reason.clear();
             }
         }
-        // Journals of earlier versions have another text.
-        Record::AttemptFailed { error, host_stopped: true, .. } => error.message.clear(),
+        // Journals of earlier versions have another text of the error, and not that of the attempt. It is not fed to the
+        // machine again.
+        Record::AttemptFailed { error, host_stopped, voided, .. } => {
+            *voided = None;
+            if *host_stopped {
+                error.message.clear();
+            }
+        }
         Record::ResponseEnded { displayed_segments, finish_reason, .. } => {
             displayed_segments.clear();
             clear_refusal(finish_reason);
@@ -99,7 +105,6 @@ pub(super) fn timeless(record: &Record) -> Record {
         | Record::InputRemoved { .. }
         | Record::RunStarted { .. }
         | Record::RunReopened { .. }
-        | Record::AttemptFailed { .. }
         | Record::CallReported { .. }
         | Record::HooksDecided { .. }
         | Record::TurnHooksDecided { .. }

@@ -19,7 +19,7 @@ impl Driver {
     /// Returns the calls that the client was told to run, with their arguments.
     fn handed(&self) -> Vec<(u32, String)> {
         let handed = self.events.iter().filter_map(|event| match event {
-            Event::CallWaiting { call, waiting_for, client_input: Some(input), .. } => {
+            Event::CallWaiting { call, waiting_for, arguments: input, by_client: true, .. } => {
                 assert_eq!(*waiting_for, WaitingFor::Client);
                 Some((call.key.index, input.to_string()))
             }

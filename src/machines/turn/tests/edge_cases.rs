@@ -17,7 +17,7 @@ fn a_call_that_is_not_kept_is_still_decoded_and_counted() {
     let mut driver = Driver::with(RunRules { multi_tool_calls: false, ..rules(PARALLEL) });
     driver.receive([call(0, "pure", "{}"), call(1, "pure", "{}"), call(2, "pure", "[")]).end_well();
     let counted =
-        |event: &Event| matches!(event, Event::ResponseEnded { opened: 3, detected: 2, .. });
+        |event: &Event| matches!(event, Event::ResponseDecoded { opened: 3, detected: 2, .. });
     assert_eq!(driver.count_events(counted), 1);
     assert_eq!(
         driver.count_events(|event| matches!(event, Event::CallStarted { known_calls: 1, .. })),
@@ -102,7 +102,10 @@ fn calls_above_the_hard_limit_are_reported_without_a_configured_limit() {
     driver.receive((0..1030).map(|n| call(n, "nobody", "{}"))).end_well();
     let limit = ("max_tool_calls_per_turn".to_owned(), 1030, 1024, "truncated".to_owned());
     assert_eq!(driver.reached_limits(), [limit]);
-    assert_eq!(driver.count_events(|e| matches!(e, Event::ResponseEnded { opened: 1030, .. })), 1);
+    assert_eq!(
+        driver.count_events(|e| matches!(e, Event::ResponseDecoded { opened: 1030, .. })),
+        1
+    );
 }
 
 #[test]
@@ -243,7 +246,7 @@ fn a_resumed_broken_response_counts_the_calls_that_had_started() {
     let kept = driver.log.len();
     driver.crash(kept);
     let counted =
-        |event: &Event| matches!(event, Event::ResponseEnded { opened: 1, detected: 1, .. });
+        |event: &Event| matches!(event, Event::ResponseDecoded { opened: 1, detected: 1, .. });
     assert_eq!(driver.count_events(counted), 1);
 }
 

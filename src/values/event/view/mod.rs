@@ -13,15 +13,17 @@ use serde_json::{Value, json};
 pub use stats::StatsReport;
 
 use super::{
-    ApprovalRequest, CallLabel, ChildEvent, Event, PublishedEvent, RunStats, ServiceCall,
-    ServiceCallStatus, TurnSummary, WaitingFor,
+    ApprovalRequest, CallLabel, ChildEvent, Event, PublishedEvent, ResponseSummary, RunStats,
+    ServiceCall, ServiceCallStatus, TurnSummary, VoidedText, WaitingFor,
 };
+use crate::message::{content_bytes, json_bytes};
+use crate::types::ResponseEnding;
 use crate::types::{
-    ApprovalVerdict, Author, CallKey, Execution, FinishKind, FinishReason, Metadata, Question,
-    READ_VAR, Reference, RefusalDetails, ResultPart, RunEnd, RunError, RunId, SessionId,
-    SummaryFailure, ToolResult, ToolStatus, Usage, WaitPhase, millis,
+    ApprovalVerdict, Author, CallKey, Content, Execution, FinishKind, FinishReason, Metadata,
+    Question, READ_VAR, Reference, RefusalDetails, ResultPart, RunEnd, RunError, RunId, SessionId,
+    SummaryFailure, ToolCall, ToolResult, ToolStatus, Usage, WaitPhase, millis,
 };
-use summary::{input_summary, summary};
+use summary::{input_summary, is_understood, summary};
 
 /// A public event, without its `id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +34,25 @@ pub struct PublicEvent {
     pub json: String,
 }
 
+/// The form of public events.
+///
+/// ```
+/// use callsheet::events::{EventForm, PublishedEvent};
+///
+/// fn whole_results(published: &PublishedEvent) -> Vec<String> {
+///     let events = published.public_as(EventForm::Full);
+///     events.filter(|event| event.kind == "tool_result").map(|event| event.json).collect()
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EventForm {
+    /// Inputs and outputs of tools are summaries, and the user's input is left out.
+    #[default]
+    Short,
+    /// With the user's input, the arguments and results of calls, and the text of attempts that failed.
+    Full,
+}
+
 /// The public events of one event. Only the end of a failed run has three.
 type EventViews = [Option<PublicEvent>; 3];
 
@@ -40,22 +61,33 @@ impl PublishedEvent {
     ///
     /// A text delta takes one allocation unless it has many escapes.
     pub fn public(&self) -> impl Iterator<Item = PublicEvent> + use<> {
-        self.views().into_iter().flatten()
+        self.public_as(EventForm::Short)
     }
 
-    pub(super) fn views(&self) -> EventViews {
+    /// Returns the public events in this form, in order.
+    pub fn public_as(&self, form: EventForm) -> impl Iterator<Item = PublicEvent> + use<> {
+        self.views(form).into_iter().flatten()
+    }
+
+    pub(super) fn views(&self, form: EventForm) -> EventViews {
+        let is_full = form == EventForm::Full;
         match &self.event {
-            Event::RunStarted { agent, model, execution, metadata, reopened } => self.single(
-                "stream_start",
-                &StreamStartView {
-                    agent,
-                    model,
-                    execution: AsDisplay(*execution),
-                    metadata,
-                    reopened: *reopened,
-                },
-                agent.len() + model.len(),
-            ),
+            Event::RunStarted { agent, model, execution, input, metadata, reopened } => self
+                .single(
+                    "stream_start",
+                    &StreamStartView {
+                        agent,
+                        model,
+                        execution: AsDisplay(*execution),
+                        metadata,
+                        reopened: *reopened,
+                        input: input.as_ref().filter(|_| is_full),
+                    },
+                    agent.len() + model.len(),
+                ),
+            Event::RunSteered { input, author } => {
+                self.single("steered", &SteeredView { input, author: author.as_ref() }, 64)
+            }
             Event::RunWaiting { waiting_for, servers } => self.single(
                 "run_waiting",
                 &RunWaitingView { waiting_for: *waiting_for, servers },
@@ -74,18 +106,28 @@ impl PublishedEvent {
                 self.single("content_delta", &TextView { text }, text.len())
             }
             Event::CallOpened { call } => self.tool_use(&ToolUseView::new(call, "detected")),
-            Event::CallWaiting { call, waiting_for, input_summary, client_input } => {
-                self.tool_use(&ToolUseView {
+            Event::ArgumentsReceived { call, offset, text } => self.single(
+                "tool_input_delta",
+                &ToolInputDeltaView {
+                    call_index: call.key.index,
+                    tool_id: AsDisplay(call.key),
+                    offset: *offset,
+                    text,
+                },
+                64 + text.len(),
+            ),
+            Event::CallWaiting { call, waiting_for, input_summary, arguments, by_client } => self
+                .tool_use(&ToolUseView {
                     waiting_for: Some(*waiting_for),
                     input_summary: Some(summary(input_summary)),
-                    by: client_input.as_ref().map(|_| CLIENT),
-                    input: client_input.as_deref(),
+                    by: by_client.then_some(CLIENT),
+                    input: (is_full || *by_client).then_some(CallInput::Value(arguments)),
                     ..ToolUseView::new(call, "waiting")
-                })
-            }
+                }),
             Event::CallStarted {
                 call,
                 input_summary,
+                arguments,
                 early,
                 waited: _,
                 queued: _,
@@ -93,13 +135,16 @@ impl PublishedEvent {
             } => self.tool_use(&ToolUseView {
                 input_summary: Some(summary(input_summary)),
                 early: Some(*early),
+                input: is_full.then_some(CallInput::Value(arguments)),
                 ..ToolUseView::new(call, "running")
             }),
             // It is unknown whether the call had started early.
             Event::CallDiscarded { call, had_result: _ } => {
                 self.tool_use(&ToolUseView { early: None, ..ToolUseView::new(call, "discarded") })
             }
-            Event::CallEnded { result, parallel: _, early } => self.call_ended(result, *early),
+            Event::CallEnded { result, parallel: _, early } => {
+                self.call_ended(result, *early, form)
+            }
             Event::ServiceCallChanged { call, status } => {
                 self.single("tool_use", &ServiceToolUseView::new(call, *status), 256)
             }
@@ -111,11 +156,31 @@ impl PublishedEvent {
             Event::TurnEnded { summary } => {
                 self.single("turn_end", &TurnEndView::new(summary), 256)
             }
-            Event::AttemptStarted { attempt, model, streamed, reason, wait } => {
-                self.attempt(&AttemptView::new(*attempt, model, *streamed, reason, millis(*wait)))
+            Event::ResponseEnded { response } => {
+                self.single("response_end", &ResponseEndView::new(response, form), 512)
             }
-            Event::AttemptVoided { attempt, model, streamed, reason } => {
-                self.attempt(&AttemptView::new(*attempt, model, *streamed, reason, 0))
+            Event::AttemptStarted { attempt, model, streamed, reason, wait, voided } => {
+                let voided = voided.as_deref().filter(|_| is_full);
+                let wait_ms = millis(*wait);
+                self.attempt(&AttemptView {
+                    attempt: *attempt,
+                    model,
+                    streamed: *streamed,
+                    reason,
+                    wait_ms,
+                    voided,
+                })
+            }
+            Event::AttemptVoided { attempt, model, streamed, reason, voided } => {
+                let voided = voided.as_deref().filter(|_| is_full);
+                self.attempt(&AttemptView {
+                    attempt: *attempt,
+                    model,
+                    streamed: *streamed,
+                    reason,
+                    wait_ms: 0,
+                    voided,
+                })
             }
             Event::LimitReached { limit, value, maximum, action, reason } => self.single(
                 "limit_reached",
@@ -171,7 +236,7 @@ impl PublishedEvent {
                     128 + message.as_ref().map_or(0, String::len),
                 )
             }
-            Event::OfChild { event, .. } => child_views(event),
+            Event::OfChild { event, .. } => child_views(event, form),
             Event::InputRemoved { waiting } => {
                 self.single("input_removed", &InputRemovedView { waiting: *waiting }, 16)
             }
@@ -182,12 +247,11 @@ impl PublishedEvent {
             ),
             Event::CallDetected { .. }
             | Event::InputQueued { .. }
-            | Event::RunSteered { .. }
             | Event::ConflictFound { .. }
             | Event::ArgumentsAnomalyFound { .. }
             | Event::ArgumentsLost { .. }
             | Event::ResultReleased { .. }
-            | Event::ResponseEnded { .. }
+            | Event::ResponseDecoded { .. }
             | Event::AttemptEnded { .. }
             | Event::AttemptFellBack { .. }
             | Event::OutcomeLate { .. }
@@ -195,8 +259,9 @@ impl PublishedEvent {
         }
     }
 
-    fn call_ended(&self, result: &ToolResult, early: bool) -> EventViews {
+    fn call_ended(&self, result: &ToolResult, early: bool, form: EventForm) -> EventViews {
         let call = &result.call;
+        let is_full = form == EventForm::Full;
         let finished = ToolUseView {
             call_index: call.key.index,
             tool_id: AsDisplay(call.key),
@@ -207,10 +272,14 @@ impl PublishedEvent {
             input_summary: Some(Cow::Owned(input_summary(call))),
             early: Some(early),
             by: result.notes.by_client.then_some(CLIENT),
-            input: None,
+            input: is_full.then(|| CallInput::of(call)),
         };
-        let content_bytes =
-            result.outcome.parts().into_iter().flatten().map(ResultPart::bytes).sum::<usize>();
+        let parts = result.outcome.parts().map(ResultContentView::Parts);
+        let text = || {
+            ResultContentView::Text([TextPartView { kind: "text", text: &result.outcome.content }])
+        };
+        let content = if is_full { parts.or_else(|| Some(text())) } else { parts };
+        let content_bytes = content.as_ref().map_or(0, ResultContentView::bytes);
         let result_view = ToolResultView {
             call_index: call.key.index,
             tool_id: AsDisplay(call.key),
@@ -218,7 +287,7 @@ impl PublishedEvent {
             tool_name: &call.name,
             status: result.outcome.status,
             output_summary: summary(&result.outcome.content),
-            content: result.outcome.parts(),
+            content,
             reference: (*call.name != *READ_VAR).then_some(AsDisplay(Reference::Result(call.key))),
             duration_ms: millis(result.duration),
             wait_ms: millis(result.wait),
@@ -250,10 +319,11 @@ impl PublishedEvent {
             finish_reason: finish.map(|finish| finish.kind),
             truncated: finish.is_some_and(FinishReason::is_truncated),
             refusal: finish.and_then(|finish| finish.refusal.as_deref()),
+            usage: stats.usage,
             error,
         };
         [
-            Some(self.view("session_stats", &StatsReport::from(stats), 192)),
+            Some(self.view("session_stats", &session_stats(stats), 192)),
             error_view,
             Some(self.view("stream_end", &stream_end, text.len())),
         ]
@@ -264,7 +334,8 @@ impl PublishedEvent {
     }
 
     fn attempt(&self, fields: &AttemptView<'_>) -> EventViews {
-        self.single("attempt", fields, fields.model.len() + fields.reason.len())
+        let text = fields.voided.map_or(0, |voided| voided.text.len() + voided.thinking.len());
+        self.single("attempt", fields, fields.model.len() + fields.reason.len() + text)
     }
 
     fn single(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> EventViews {
@@ -289,8 +360,43 @@ impl PublishedEvent {
     }
 }
 
+impl Event {
+    /// Returns about the number of bytes that the event keeps in memory and its public events in the short form do not
+    /// show: the user's input, and the arguments of a response's calls.
+    #[must_use]
+    pub fn hidden_bytes(&self) -> usize {
+        if let Self::RunStarted { input: Some(input), .. } = self {
+            return content_bytes(input);
+        }
+        if let Self::ResponseEnded { response } = self {
+            return response.calls.iter().map(|call| json_bytes(&call.arguments)).sum();
+        }
+        0
+    }
+
+    /// Returns whether the two forms of its public events may differ.
+    pub(super) fn differs_in_full(&self) -> bool {
+        let event = if let Self::OfChild { event, .. } = self { &event.event } else { self };
+        matches!(
+            event,
+            Self::RunStarted { input: Some(_), .. }
+                | Self::CallWaiting { .. }
+                | Self::CallStarted { .. }
+                | Self::CallEnded { .. }
+                | Self::ResponseEnded { .. }
+                | Self::AttemptStarted { voided: Some(_), .. }
+                | Self::AttemptVoided { voided: Some(_), .. }
+        )
+    }
+}
+
+/// Returns the statistics as `session_stats` has them. `stream_end` has the other tokens.
+fn session_stats(stats: &RunStats) -> StatsReport {
+    StatsReport { cached_tokens: 0, reasoning_tokens: 0, ..StatsReport::from(stats) }
+}
+
 /// Returns the public events of a child's event, with the fields that name its parent.
-fn child_views(child: &ChildEvent) -> EventViews {
+fn child_views(child: &ChildEvent, form: EventForm) -> EventViews {
     let parent = json!({
         "parent_session_id": child.parent_session, "parent_tool_id": child.parent_call.to_string(),
         "agent_path": child.agent_path,
@@ -298,7 +404,7 @@ fn child_views(child: &ChildEvent) -> EventViews {
     let parent = parent.to_string();
     // Both texts are non-empty objects, so a comma joins their members.
     let fields = parent.strip_prefix('{').unwrap_or_default();
-    child.published().views().map(|view| {
+    child.published().views(form).map(|view| {
         let PublicEvent { kind, mut json } = view?;
         json.pop();
         json.push(',');
@@ -328,6 +434,23 @@ struct StreamStartView<'a> {
     metadata: &'a Metadata,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     reopened: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<&'a Content>,
+}
+
+#[derive(Serialize)]
+struct SteeredView<'a> {
+    input: &'a Content,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    author: Option<&'a Author>,
+}
+
+#[derive(Serialize)]
+struct ToolInputDeltaView<'a> {
+    call_index: u32,
+    tool_id: AsDisplay<CallKey>,
+    offset: u64,
+    text: &'a str,
 }
 
 #[derive(Serialize)]
@@ -361,9 +484,27 @@ struct ToolUseView<'a> {
     early: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     by: Option<&'static str>,
-    /// All arguments, if the client runs the call.
+    /// All arguments, in the full form or if the client runs the call.
     #[serde(skip_serializing_if = "Option::is_none")]
-    input: Option<&'a Value>,
+    input: Option<CallInput<'a>>,
+}
+
+/// The arguments of a call.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum CallInput<'a> {
+    Value(&'a Value),
+    /// The text as the model wrote it, because it is no object.
+    Raw(&'a str),
+}
+
+impl<'a> CallInput<'a> {
+    fn of(call: &'a ToolCall) -> Self {
+        match call.raw.as_deref() {
+            Some(raw) if !is_understood(call) => Self::Raw(raw),
+            Some(_) | None => Self::Value(&call.arguments),
+        }
+    }
 }
 
 impl<'a> ToolUseView<'a> {
@@ -469,13 +610,96 @@ struct ToolResultView<'a> {
     status: ToolStatus,
     output_summary: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<&'a [ResultPart]>,
+    content: Option<ResultContentView<'a>>,
     /// The reference of the result. A result of `read_var` is a part of another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     reference: Option<AsDisplay<Reference>>,
     duration_ms: u64,
     wait_ms: u64,
     metadata: Value,
+}
+
+/// The content of a result.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ResultContentView<'a> {
+    Parts(&'a [ResultPart]),
+    /// The text of a result that is no more than text, in the form of the parts.
+    Text([TextPartView<'a>; 1]),
+}
+
+#[derive(Serialize)]
+struct TextPartView<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    text: &'a str,
+}
+
+impl ResultContentView<'_> {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Parts(parts) => parts.iter().map(ResultPart::bytes).sum(),
+            Self::Text([part]) => part.text.len(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ResponseEndView<'a> {
+    attempt: u32,
+    model: &'a str,
+    ending: &'static str,
+    finish_reason: Option<FinishKind>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<&'a RefusalDetails>,
+    calls: Vec<EndedCallView<'a>>,
+    dropped_calls: usize,
+    usage: Usage,
+}
+
+/// A call that is kept when its response ends.
+#[derive(Serialize)]
+struct EndedCallView<'a> {
+    call_index: u32,
+    tool_id: AsDisplay<CallKey>,
+    provider_id: Option<&'a str>,
+    tool_name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<CallInput<'a>>,
+}
+
+impl<'a> ResponseEndView<'a> {
+    fn new(response: &'a ResponseSummary, form: EventForm) -> Self {
+        let calls = response.calls.iter().map(|call| EndedCallView {
+            call_index: call.key.index,
+            tool_id: AsDisplay(call.key),
+            provider_id: call.provider_id.as_deref(),
+            tool_name: &call.name,
+            input: (form == EventForm::Full).then(|| CallInput::of(call)),
+        });
+        let finish = response.finish_reason.as_ref();
+        Self {
+            attempt: response.attempt,
+            model: &response.model,
+            ending: ending_name(response.ending),
+            finish_reason: finish.map(|finish| finish.kind),
+            refusal: finish.and_then(|finish| finish.refusal.as_deref()),
+            calls: calls.collect(),
+            dropped_calls: response.dropped_calls.len(),
+            usage: response.usage,
+        }
+    }
+}
+
+fn ending_name(ending: ResponseEnding) -> &'static str {
+    match ending {
+        ResponseEnding::Complete => "complete",
+        ResponseEnding::Length => "length",
+        ResponseEnding::Refused => "refused",
+        ResponseEnding::BrokenKept => "broken",
+        ResponseEnding::TooManyCalls => "too_many_calls",
+        ResponseEnding::Cancelled => "cancelled",
+    }
 }
 
 #[derive(Serialize)]
@@ -509,12 +733,9 @@ struct AttemptView<'a> {
     streamed: bool,
     reason: &'a str,
     wait_ms: u64,
-}
-
-impl<'a> AttemptView<'a> {
-    fn new(attempt: u32, model: &'a str, streamed: bool, reason: &'a str, wait_ms: u64) -> Self {
-        Self { attempt, model, streamed, reason, wait_ms }
-    }
+    /// The text that is void.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    voided: Option<&'a VoidedText>,
 }
 
 #[derive(Serialize)]
@@ -559,6 +780,7 @@ struct StreamEndView<'a> {
     truncated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     refusal: Option<&'a RefusalDetails>,
+    usage: Usage,
     error: Option<ErrorView<'a>>,
 }
 
@@ -658,7 +880,7 @@ mod tests {
         )]);
         next(&[]); // InputQueued
         next(&[("input_removed", json!({"waiting": 0}))]);
-        next(&[]); // RunSteered
+        next(&[("steered", json!({"input": "And in Beijing?", "author": "ada"}))]);
         next(&[("run_waiting", json!({"waiting_for": "server", "servers": ["files"]}))]);
         next(&[(
             "tools_changed",
@@ -675,6 +897,10 @@ mod tests {
         next(&[("content_delta", json!({"text": "Noon \"there\"\n"}))]);
         next(&[tool_use("detected", json!({}))]);
         next(&[]); // CallDetected
+        next(&[(
+            "tool_input_delta",
+            json!({"call_index": 2, "tool_id": "t3a1c2", "offset": 9, "text": "\"Asia"}),
+        )]);
         next(&[]); // ArgumentsAnomalyFound
         next(&[]); // ArgumentsLost
         next(&[tool_use("waiting", json!({"waiting_for": "capacity", "input_summary": "{}"}))]);
@@ -741,7 +967,22 @@ mod tests {
         )]);
         next(&[]); // OutcomeLate
         next(&[]); // ResultReleased
-        next(&[]); // ResponseEnded
+        let usage = json!({"input_tokens": 10, "output_tokens": 5, "cached_tokens": 2, "reasoning_tokens": 1});
+        next(&[(
+            "response_end",
+            json!({
+                "attempt": 1,
+                "model": "m",
+                "ending": "complete",
+                "finish_reason": "tool_calls",
+                "calls": [
+                    {"call_index": 2, "tool_id": "t3a1c2", "provider_id": "call_x", "tool_name": "clock"},
+                ],
+                "dropped_calls": 1,
+                "usage": usage,
+            }),
+        )]);
+        next(&[]); // ResponseDecoded
         next(&[]); // AttemptEnded, without an error
         next(&[]); // AttemptEnded, with an error
         next(&[(
@@ -782,6 +1023,7 @@ mod tests {
         next(&[]); // HistoryRepaired
         next(&[]); // AttemptFellBack
         next(&[("tool_set_aside", json!({"tool_name": "clock", "model": "m", "reason": "no"}))]);
+        let run_usage = json!({"input_tokens": 20, "output_tokens": 9, "cached_tokens": 7, "reasoning_tokens": 4});
         let stats = json!({
             "turns": 2, "tool_calls": 3, "input_tokens": 20, "output_tokens": 9, "duration_ms": 3000,
             "model_ms": 1800, "tools_ms": 1500, "overhead_ms": 2, "overlap_saved_ms": 302,
@@ -792,7 +1034,7 @@ mod tests {
                 "stream_end",
                 json!({
                     "run_end": "answered", "text": "It is noon.", "finish_reason": "stop",
-                    "truncated": false, "error": null,
+                    "truncated": false, "error": null, "usage": run_usage,
                 }),
             ),
         ]);
@@ -804,11 +1046,86 @@ mod tests {
                 "stream_end",
                 json!({
                     "run_end": "failed", "text": "It is noon.", "finish_reason": "stop",
-                    "truncated": false, "error": broke,
+                    "truncated": false, "error": broke, "usage": run_usage,
                 }),
             ),
         ]);
         assert_eq!(events.next(), None);
+    }
+
+    /// Returns the fields that the full form of an event has beyond the short one.
+    fn full_fields(event: Event) -> Vec<(&'static str, Value)> {
+        let published = published(event);
+        let short: Vec<Value> =
+            published.public().map(|event| serde_json::from_str(&event.json).unwrap()).collect();
+        let full = published.public_as(EventForm::Full).zip(short).map(|(event, short)| {
+            let mut fields: Value = serde_json::from_str(&event.json).unwrap();
+            fields.as_object_mut().unwrap().retain(|name, value| short.get(name) != Some(value));
+            (event.kind, fields)
+        });
+        full.collect()
+    }
+
+    #[test]
+    fn the_full_form_adds_inputs_and_outputs() {
+        let zone = json!({"zone": "Asia/Tokyo"});
+        let mut seen = Vec::new();
+        for event in samples::every() {
+            let differs = event.differs_in_full();
+            let fields = full_fields(event);
+            let added = fields.iter().filter(|(_, fields)| *fields != json!({})).cloned();
+            let added: Vec<_> = added.collect();
+            assert!(differs || added.is_empty(), "{added:?}");
+            seen.extend(added);
+        }
+        let response_calls = json!([{
+            "call_index": 2, "tool_id": "t3a1c2", "provider_id": "call_x", "tool_name": "clock", "input": zone,
+        }]);
+        assert_eq!(
+            seen,
+            [
+                ("stream_start", json!({"input": "And in Tokyo?"})),
+                ("tool_use", json!({"input": zone})),
+                ("tool_use", json!({"input": zone})),
+                ("tool_use", json!({"input": zone})),
+                ("tool_result", json!({"content": [{"type": "text", "text": "12:00"}]})),
+                ("response_end", json!({"calls": response_calls})),
+                (
+                    "attempt",
+                    json!({"voided": {"text": "It is", "thinking": "Hm.", "omitted_bytes": 3}})
+                ),
+            ]
+        );
+        assert!(!samples::every().iter().all(Event::differs_in_full));
+    }
+
+    #[test]
+    fn the_input_of_a_call_that_is_no_object_is_its_text() {
+        let mut result = samples::result();
+        result.call.arguments = json!({}).into();
+        result.call.raw = Some("{\"zone\": \"As".into());
+        let ended = Event::CallEnded { result: Box::new(result), parallel: false, early: false };
+        let fields = full_fields(ended);
+        assert_eq!(fields[0], ("tool_use", json!({"input": "{\"zone\": \"As"})));
+    }
+
+    #[test]
+    fn both_forms_share_their_text_if_they_are_equal() {
+        let of_text = published(Event::TextReceived { text: "a".into() });
+        let (short, full) =
+            (of_text.stream_text(EventForm::Short), of_text.stream_text(EventForm::Full));
+        assert_eq!((short.as_ptr(), short.len()), (full.as_ptr(), full.len()));
+        let ended = published(Event::CallEnded {
+            result: Box::new(samples::result()),
+            parallel: false,
+            early: false,
+        });
+        assert_ne!(ended.stream_text(EventForm::Short), ended.stream_text(EventForm::Full));
+        let child = Arc::new(ChildEvent { event: ended.event, ..samples::child_event() });
+        let of_child = published(Event::OfChild { call: samples::key(), event: child });
+        let full = of_child.stream_text(EventForm::Full);
+        assert!(full.contains(r#""input":{"zone":"Asia/Tokyo"}"#), "{full}");
+        assert!(!of_child.stream_text(EventForm::Short).contains(r#""input":{"#));
     }
 
     #[test]

@@ -34,6 +34,12 @@ pub struct StatsReport {
     pub input_tokens: u64,
     /// Output tokens.
     pub output_tokens: u64,
+    /// Input tokens that came from the service's cache.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cached_tokens: u64,
+    /// Output tokens used for reasoning.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reasoning_tokens: u64,
     /// Time from start to end.
     pub duration_ms: u64,
     /// Time in which a model request was open.
@@ -55,8 +61,8 @@ pub struct StatsReport {
     pub overlap_saved_ms: u64,
 }
 
-fn is_zero(milliseconds: &u64) -> bool {
-    *milliseconds == 0
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl From<&RunStats> for StatsReport {
@@ -66,6 +72,8 @@ impl From<&RunStats> for StatsReport {
             tool_calls: stats.tool_calls,
             input_tokens: stats.usage.input_tokens,
             output_tokens: stats.usage.output_tokens,
+            cached_tokens: stats.usage.cached_tokens,
+            reasoning_tokens: stats.usage.reasoning_tokens,
             duration_ms: millis(stats.duration),
             model_ms: millis(stats.model),
             tools_ms: millis(stats.tools),
@@ -86,7 +94,8 @@ impl From<&StatsReport> for RunStats {
             usage: Usage {
                 input_tokens: report.input_tokens,
                 output_tokens: report.output_tokens,
-                ..Usage::default()
+                cached_tokens: report.cached_tokens,
+                reasoning_tokens: report.reasoning_tokens,
             },
             duration: Duration::from_millis(report.duration_ms),
             model: Duration::from_millis(report.model_ms),

@@ -18,14 +18,18 @@ pub(super) fn summary(text: &str) -> Cow<'_, str> {
 
 /// Returns a summary of the call's arguments, or of the received text if it could not be decoded.
 pub(super) fn input_summary(call: &ToolCall) -> String {
-    let understood = call.arguments.as_object().is_none_or(|map| !map.is_empty());
-    if let Some(raw) = call.raw.as_deref().filter(|_| !understood) {
+    if let Some(raw) = call.raw.as_deref().filter(|_| !is_understood(call)) {
         return summary(raw).into_owned();
     }
     let mut head = TruncatingWriter::default();
     // The writer stops when it is full. The summary needs no more.
     let _full = serde_json::to_writer(&mut head, &call.arguments);
     summary(&String::from_utf8_lossy(&head.bytes)).into_owned()
+}
+
+/// Returns false if the arguments are empty, so that the received text, if there is any, could not be decoded.
+pub(super) fn is_understood(call: &ToolCall) -> bool {
+    call.arguments.as_object().is_none_or(|map| !map.is_empty())
 }
 
 /// Keeps the first bytes that are written, more than a summary needs.

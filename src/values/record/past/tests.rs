@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::text::PIECE_BYTES_MAX;
 use super::*;
-use crate::event::CallLabel;
+use crate::event::{CallLabel, VOIDED_TEXT_BYTES_MAX, VoidedText};
 use crate::record::{CancelReason, Compaction, DisplayedSegment, ResponseMessage};
 use crate::record::{ResponseEnding, StopMode, TurnEnd};
 use crate::types::{
@@ -132,8 +132,15 @@ fn response(
 fn failed(kept: bool, bytes: u64) -> (u64, Record) {
     let error = ProviderError::new(ProviderErrorKind::Transport, "it broke");
     let usage = Usage::default();
-    let failed =
-        Record::AttemptFailed { turn: 1, attempt: 1, error, kept, usage, host_stopped: false };
+    let failed = Record::AttemptFailed {
+        turn: 1,
+        attempt: 1,
+        error,
+        kept,
+        usage,
+        host_stopped: false,
+        voided: None,
+    };
     (bytes, failed)
 }
 
@@ -165,9 +172,85 @@ fn text_keeps_its_position_between_the_records() {
             // Its call is not in the message.
             "6.9 tool_result",
             "6.11 content_delta:gh",
+            "7.0 response_end",
             "8.0 tool_use+tool_result",
         ],
     );
+}
+
+fn steered(text: &str, bytes: u64) -> (u64, Record) {
+    let input = text.into();
+    let record = Record::Steered { input, follows_turn: 1, request: None, authored_by: None };
+    (bytes, record)
+}
+
+#[test]
+fn a_steer_keeps_its_position_in_the_text() {
+    check(
+        vec![
+            run(),
+            attempt(1, None, 0),
+            steered("wait", 3),
+            response("abcdef", "", vec![], 6),
+            steered("and", 0),
+            ended(0, 0, false),
+        ],
+        &[
+            "1.0 stream_start",
+            "2.0 thinking",
+            "2.3 content_delta:abc",
+            "3.3 steered",
+            "3.6 content_delta:def",
+            "4.0 response_end",
+            "5.0 steered",
+            "6.0 tool_use+tool_result",
+        ],
+    );
+}
+
+#[test]
+fn the_text_of_a_failed_attempt_is_in_the_event_that_voids_it() {
+    let voided_of = |records: Vec<(u64, Record)>| {
+        let mut past = PastEvents::new(session(), "default", 0);
+        let mut out = VecDeque::new();
+        entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+        let voided = out.iter().filter_map(|published| match &published.event {
+            Event::AttemptStarted { voided, .. } | Event::AttemptVoided { voided, .. } => {
+                Some(voided.as_ref().map(|voided| voided.text.clone()))
+            }
+            _ => None,
+        });
+        voided.collect::<Vec<_>>()
+    };
+    let failed_after = |text: &str| {
+        let (bytes, mut record) = failed(false, text.len() as u64);
+        if let Record::AttemptFailed { voided, .. } = &mut record {
+            *voided = VoidedText::of_attempt([text, ""], "").map(Arc::new);
+        }
+        (bytes, record)
+    };
+    let committed = || {
+        let (end, summary) = (TurnEnd::Cancelled(CancelReason::Budget), Box::default());
+        (0, Record::TurnCommitted { turn: 1, end, summary })
+    };
+    let again = |n, bytes| attempt(n, Some("it broke"), bytes);
+    let begin = || vec![run(), attempt(1, None, 0)];
+    let retried = [failed_after("It is"), again(2, 5), failed_after(""), again(3, 0)];
+    assert_eq!(voided_of([begin(), retried.into()].concat()), [Some("It is".to_owned()), None]);
+    let ended = [failed_after("It is"), committed()];
+    assert_eq!(voided_of([begin(), ended.into()].concat()), [Some("It is".to_owned())]);
+    // A journal of an earlier version.
+    let older = [failed(false, 5), again(2, 5)];
+    assert_eq!(voided_of([begin(), older.into()].concat()), [None]);
+}
+
+#[test]
+fn the_recorded_text_of_a_failed_attempt_is_limited() {
+    let long = "é".repeat(VOIDED_TEXT_BYTES_MAX);
+    let voided = VoidedText::of_attempt([&long, "!"], "hm").unwrap();
+    assert_eq!((voided.text.len(), voided.thinking.as_str()), (VOIDED_TEXT_BYTES_MAX, "hm"));
+    assert_eq!(voided.omitted_bytes, VOIDED_TEXT_BYTES_MAX as u64 + 1);
+    assert_eq!(VoidedText::of_attempt(["", ""], ""), None);
 }
 
 #[test]
@@ -187,6 +270,7 @@ fn a_void_attempt_has_events_and_no_text() {
             "3.7 tool_result",
             "5.0 attempt",
             "5.2 content_delta:é",
+            "6.0 response_end",
         ],
     );
 }
@@ -262,7 +346,13 @@ fn the_kept_part_of_a_broken_response_is_returned() {
             failed(true, 9),
             response("lost", "", vec![], 9),
         ],
-        &["1.0 stream_start", "2.0 thinking", "2.4 content_delta:lost", "4.9 tool_use+tool_result"],
+        &[
+            "1.0 stream_start",
+            "2.0 thinking",
+            "2.4 content_delta:lost",
+            "4.9 tool_use+tool_result",
+            "6.0 response_end",
+        ],
     );
 }
 
@@ -296,6 +386,7 @@ fn the_kept_part_of_a_response_is_returned_again_after_the_host_stopped() {
             "4.9 tool_use+tool_result",
             "5.0 attempt",
             "5.4 content_delta:kept",
+            "6.0 response_end",
             "7.0 tool_result",
         ],
     );
@@ -398,19 +489,19 @@ fn within_an_attempt_text_is_compared_by_its_bytes_and_records_by_their_numbers(
         let rest = out.into_iter().filter_map(|event| part_after(after, event));
         format_events(&rest.collect())
     };
-    let (result, next) = ("4.4 tool_use+tool_result", "7.0 tool_result");
-    let all = ["2.4 content_delta:abcd", result, "4.8 content_delta:efgh", next];
+    let (result, end, next) = ("4.4 tool_use+tool_result", "6.0 response_end", "7.0 tool_result");
+    let all = ["2.4 content_delta:abcd", result, "4.8 content_delta:efgh", end, next];
     assert_eq!(rest("2"), all);
     assert_eq!(rest("3"), all);
-    assert_eq!(rest("2.3"), ["2.4 content_delta:d", result, "4.8 content_delta:efgh", next]);
+    assert_eq!(rest("2.3"), ["2.4 content_delta:d", result, "4.8 content_delta:efgh", end, next]);
     assert_eq!(rest("3.3"), rest("2.3"));
-    assert_eq!(rest("2.4"), [result, "4.8 content_delta:efgh", next]);
+    assert_eq!(rest("2.4"), [result, "4.8 content_delta:efgh", end, next]);
     // The position of the record, and the id of its event.
-    assert_eq!(rest("4"), ["4.8 content_delta:abcdefgh", next]);
-    assert_eq!(rest("4.3"), ["4.8 content_delta:defgh", next]);
-    assert_eq!(rest("4.4"), ["4.8 content_delta:efgh", next]);
+    assert_eq!(rest("4"), ["4.8 content_delta:abcdefgh", end, next]);
+    assert_eq!(rest("4.3"), ["4.8 content_delta:defgh", end, next]);
+    assert_eq!(rest("4.4"), ["4.8 content_delta:efgh", end, next]);
     assert_eq!(rest("5"), rest("4"));
-    assert_eq!(rest("5.6"), ["4.8 content_delta:gh", next]);
+    assert_eq!(rest("5.6"), ["4.8 content_delta:gh", end, next]);
     // The response has ended.
     assert_eq!(rest("6"), [next]);
     assert_eq!(rest("7"), [""; 0]);
