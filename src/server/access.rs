@@ -159,7 +159,7 @@ pub(super) struct Caller(Option<Arc<TokenConfig>>);
 
 impl Caller {
     /// Refuses a request that needs a scope which the caller does not have.
-    fn check_scope(&self, needed: TokenScope) -> Result<(), ApiError> {
+    pub(super) fn check_scope(&self, needed: TokenScope) -> Result<(), ApiError> {
         let Some(token) = self.0.as_ref().filter(|token| !token.allows(needed)) else {
             return Ok(());
         };

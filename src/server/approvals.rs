@@ -27,7 +27,7 @@ use callsheet_values::types::{
 const ARGUMENTS_CHARS_MAX: usize = 200;
 
 /// Maximum length of a decision's message, which the model reads after a rejection.
-const MESSAGE_CHARS_MAX: usize = 4000;
+pub(super) const MESSAGE_CHARS_MAX: usize = 4000;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -94,6 +94,20 @@ impl ApiError {
         self.status == StatusCode::PAYLOAD_TOO_LARGE
     }
 
+    /// Returns whether there is no such session.
+    #[cfg(feature = "faces")]
+    pub(super) fn is_no_such_session(&self) -> bool {
+        self.code == "no_such_session"
+    }
+
+    /// Returns the status, the code, the message and a header.
+    #[cfg(feature = "faces")]
+    pub(super) fn into_parts(
+        self,
+    ) -> (StatusCode, &'static str, String, Option<(HeaderName, &'static str)>) {
+        (self.status, self.code, self.message, self.header)
+    }
+
     #[cfg(test)]
     pub(super) fn status_and_code(&self) -> (u16, &'static str) {
         (self.status.as_u16(), self.code)

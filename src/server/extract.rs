@@ -463,7 +463,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for StrictObject<T> {
 }
 
 /// Parses a body. The error names the line and column, and unknown or missing members.
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(bytes).map(|StrictObject(body)| body).map_err(|error| {
         let is_json = match error.classify() {
             Category::Data => true,
@@ -495,7 +495,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 }
 
 /// Refuses a body whose `Content-Type` is not JSON.
-fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(super) fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if is_json(headers) {
         return Ok(());
     }

@@ -36,6 +36,7 @@
 //! | `operations.rs` | liveness (`/healthz`), readiness (`/readyz`), `/metrics`, `/v1/host/models`, `/v1/hosts` |
 //! | `start_page.rs` | the start page, `page.html` |
 //! | `console.rs` | the files of the console |
+//! | `faces` | protocols of other systems, by which their clients drive sessions (feature `faces`) |
 // The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
 #![cfg(not(doctest))]
 
@@ -48,6 +49,8 @@ mod error;
 mod event_stream;
 mod events;
 mod extract;
+#[cfg(feature = "faces")]
+mod faces;
 mod guard;
 mod listener;
 mod mount;
@@ -56,6 +59,7 @@ mod peers;
 mod records;
 mod refusals;
 mod results;
+mod route;
 mod routes;
 mod runs;
 mod session_page;

@@ -283,7 +283,7 @@ fn prepare(stream: &TcpStream) -> ConnectInfo<ConnectionAddresses> {
     ConnectInfo(ConnectionAddresses { local, client })
 }
 
-async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin + Send>(
+async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     addresses: ConnectInfo<ConnectionAddresses>,
     router: Router,
@@ -309,6 +309,9 @@ async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin + Send>(
         .header_read_timeout(timeouts.header_read)
         .max_buf_size(BUFFER_BYTES_MAX)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
+    // For WebSockets.
+    #[cfg(feature = "faces")]
+    let connection = connection.with_upgrades();
     let mut connection = pin!(connection);
     let mut is_closing = false;
     loop {

@@ -30,8 +30,16 @@ use callsheet_values::types::{SessionId, TRACEPARENT, TRACESTATE};
 const KEY_HEADER: &str = "idempotency-key";
 
 /// The headers of a client that are passed on.
-const PASSED_ON: [&str; 6] =
-    ["accept", "content-type", KEY_HEADER, "last-event-id", TRACEPARENT, TRACESTATE];
+const PASSED_ON: [&str; 8] = [
+    "accept",
+    "content-type",
+    KEY_HEADER,
+    "last-event-id",
+    "x-callsheet-session",
+    "x-stainless-retry-count",
+    TRACEPARENT,
+    TRACESTATE,
+];
 
 /// The headers of an answer that concern a connection, or hosts only.
 const NOT_PASSED_BACK: [&str; 6] =
@@ -101,6 +109,28 @@ pub(super) async fn to_owner(
         Some(id) => answer(&state, Subject::Session(id), &caller, request, next).await,
         None => Ok(next.run(request).await),
     }
+}
+
+/// Lets the host answer that has the session which a request of a face concerns.
+#[cfg(feature = "faces")]
+pub(super) async fn to_owner_of_named(
+    State(state): State<AppState>,
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    if request.headers().contains_key(HOST_HEADER) {
+        let subject = Subject::New;
+        return Ok(answer_here(&state, &subject, request, next).await);
+    }
+    let (parts, body) = request.into_parts();
+    let body = read_in_time(Request::new(body), &state).await?.with_share_of_length();
+    let session = super::faces::named_session_of(&state, &caller, &parts, &body.bytes).await;
+    let subject = session.map_or(Subject::New, Subject::Session);
+    // The body keeps its share of the memory until the request is answered.
+    let mut request = Request::from_parts(parts, Body::from(body.bytes.clone()));
+    request.extensions_mut().insert(IsReceived);
+    answer(&state, subject, &caller, request, next).await
 }
 
 /// Lets another host answer while this one shuts down.
@@ -258,7 +288,7 @@ async fn answer(
                 let sent = peers.send(&other, request.to_peer(caller));
                 tokio::select! {
                     sent = sent => match sent {
-                        Ok(answer) => match passed_back(state, &other, answer) {
+                        Ok(answer) => match passed_back(state, &request, &other, answer) {
                             // The tool may have run.
                             Tried::AgainAfterWork(answer) if is_call_by_hand(&request.parts.uri) => {
                                 Tried::Answered(answer)
@@ -326,7 +356,12 @@ enum Tried {
 }
 
 /// Returns the answer of another host as that of this one.
-fn passed_back(state: &ApiState, from: &OtherHost, answer: reqwest::Response) -> Tried {
+fn passed_back(
+    state: &ApiState,
+    request: &KeptRequest,
+    from: &OtherHost,
+    answer: reqwest::Response,
+) -> Tried {
     let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
     let status = answer.status();
     if header(HOST_HEADER) != Some(&from.id) || status == StatusCode::MISDIRECTED_REQUEST {
@@ -349,6 +384,7 @@ fn passed_back(state: &ApiState, from: &OtherHost, answer: reqwest::Response) ->
         headers.remove(name);
     }
     let body = match is_stream {
+        true if is_of_face(request.parts.uri.path()) => whole_events(state, answer),
         true => events(state, answer),
         false => Body::from_stream(answer.bytes_stream()),
     };
@@ -367,6 +403,35 @@ fn events(state: &ApiState, answer: reqwest::Response) -> Body {
             Some((chunk, chunks))
         });
     Body::from_stream(chunks.take_until(closing.cancelled_owned()))
+}
+
+/// Returns an event stream of another host for a client that takes the end of a body for the end of its answer: if it is
+/// not whole, its connection is aborted.
+fn whole_events(state: &ApiState, answer: reqwest::Response) -> Body {
+    let silence_max = state.options.keep_alive * KEEP_ALIVES_MISSED;
+    let closing = state.closing.clone();
+    let aborted = |reason: &str| Err(std::io::Error::other(reason.to_owned()));
+    let first = Some((answer.bytes_stream().boxed(), closing));
+    let chunks = futures::stream::unfold(first, move |chunks| async move {
+        let (mut chunks, closing) = chunks?;
+        tokio::select! {
+            chunk = tokio::time::timeout(silence_max, chunks.next()) => match chunk {
+                Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some((chunks, closing)))),
+                Ok(Some(Err(error))) => Some((aborted(&error.to_string()), None)),
+                Ok(None) => None,
+                Err(_) => Some((aborted("the other host is silent"), None)),
+            },
+            () = closing.cancelled() => Some((aborted("this host shuts down"), None)),
+        }
+    });
+    Body::from_stream(chunks)
+}
+
+/// Returns whether a path is one of a face.
+fn is_of_face(path: &str) -> bool {
+    ["/v1/responses", "/v1/chat/", "/v1/conversations", "/v1/ui/", "/v1/agui/"]
+        .iter()
+        .any(|start| path.contains(start))
 }
 
 /// A request that is kept until it is answered, to be sent again.

@@ -15,6 +15,7 @@ use super::error::ApiError;
 use super::extract::NoQuery;
 use super::mount::MountPath;
 use super::operations::{agents, healthz, hosts, metrics, models, readyz};
+use super::route::{Access, READ, RUN, Route};
 use super::state::{ApiState, AppState, ServerOptions};
 use super::{
     approvals, console, events, peers, records, results, runs, sessions, start_page, tools, vitals,
@@ -23,18 +24,10 @@ use callsheet_host::error_response::with_default_headers;
 use callsheet_host::runtime::Host;
 use callsheet_values::config::TokenScope;
 
-/// A method, a path, the scope that a token needs for it, and its handler.
-type Route = (&'static str, &'static str, Access, MethodRouter<AppState>);
-
-/// The scope that a token needs for a route. `None`: the route is public and needs no token.
-type Access = Option<TokenScope>;
-
 /// Health checks and static pages, which reveal nothing of sessions (`/readyz` has the names and the load of models, and
 /// the error of a journal that cannot be written). Health probes send no token, and a browser sends none until the
 /// console has asked the user for it.
 const PUBLIC: Access = None;
-const READ: Access = Some(TokenScope::Read);
-const RUN: Access = Some(TokenScope::Run);
 const APPROVE: Access = Some(TokenScope::Approve);
 const ADMIN: Access = Some(TokenScope::Admin);
 
@@ -127,6 +120,10 @@ fn client_routes(state: &AppState) -> Router<AppState> {
     // Clients can answer approvals, so approvals wait for an answer and are not rejected at once.
     state.host.note_approvals_are_read();
     let mut routes = with_routes(state, api_routes());
+    #[cfg(feature = "faces")]
+    {
+        routes = routes.merge(with_routes(state, super::faces::routes(&state.options.faces)));
+    }
     if state.host.peers().is_some() {
         routes = routes.layer(from_fn_with_state(Arc::clone(state), peers::answer_peer));
     }
@@ -223,6 +220,9 @@ fn with_routes(state: &AppState, routes: Vec<Route>) -> Router<AppState> {
                 ("POST", "/v1/sessions" | "/v1/sessions/{id}/fork" | "/v1/tools/{name}/call") => {
                     handler.route_layer(from_fn_with_state(Arc::clone(state), peers::to_living))
                 }
+                #[cfg(feature = "faces")]
+                _ if super::faces::is_about_session(path) => handler
+                    .route_layer(from_fn_with_state(Arc::clone(state), peers::to_owner_of_named)),
                 _ if peers::is_for_owner(method, path) => {
                     handler.route_layer(from_fn_with_state(Arc::clone(state), peers::to_owner))
                 }
@@ -264,6 +264,17 @@ mod tests {
 
     use super::*;
 
+    #[cfg(feature = "faces")]
+    fn face_routes() -> Vec<Route> {
+        let all = callsheet_values::config::FacesConfig::default().enabled_by_default(true);
+        super::super::faces::routes(&all)
+    }
+
+    #[cfg(not(feature = "faces"))]
+    fn face_routes() -> Vec<Route> {
+        Vec::new()
+    }
+
     #[test]
     fn the_start_page_lists_every_route() {
         let rows = start_page::PAGE.split("<tr><td><code>").skip(1);
@@ -277,6 +288,7 @@ mod tests {
             .iter()
             .chain(&operations_routes())
             .chain(&console_routes())
+            .chain(&face_routes())
             .filter(|(_, path, ..)| !["/console", "/console/{*file}"].contains(path))
             .map(|(method, path, ..)| format!("{method} {path}"))
             .collect();

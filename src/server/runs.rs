@@ -106,6 +106,7 @@ pub(super) async fn start(
         approval,
         tool_choice,
         system,
+        instructions: None,
         temperature,
         max_output_tokens,
         output,

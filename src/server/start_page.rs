@@ -21,6 +21,13 @@ const SERVER_ONLY: &str = "<!-- server -->";
 /// Marks the lines of `page.html` that describe the console.
 const CONSOLE_ONLY: &str = "<!-- console -->";
 
+/// Mark the lines of `page.html` that describe faces.
+const OPENAI_ONLY: &str = "<!-- openai -->";
+const UI_ONLY: &str = "<!-- ui -->";
+const AGUI_ONLY: &str = "<!-- agui -->";
+
+const MARKERS: [&str; 5] = [SERVER_ONLY, CONSOLE_ONLY, OPENAI_ONLY, UI_ONLY, AGUI_ONLY];
+
 /// Redirects browsers to the console, if it is enabled. Returns the list of the API to other clients.
 pub(super) async fn show(
     State(state): State<AppState>,
@@ -50,8 +57,13 @@ pub(super) async fn list(
         }
         None => requested_address(&request.uri, &request.headers),
     };
+    let faces = &state.options.faces;
+    let is_served = |enabled: Option<bool>| cfg!(feature = "faces") && enabled == Some(true);
     let shown = |marker: &str| match marker {
         SERVER_ONLY => state.is_server,
+        OPENAI_ONLY => is_served(faces.openai.enabled),
+        UI_ONLY => is_served(faces.ui.enabled),
+        AGUI_ONLY => is_served(faces.agui.enabled),
         _ => state.host.console().enabled,
     };
     let page = page(shown, &mount.to_string(), address.as_deref());
@@ -69,8 +81,7 @@ pub(super) async fn list(
 fn page(shown: impl Fn(&str) -> bool, mount: &str, address: Option<&str>) -> String {
     let mut page = String::with_capacity(PAGE.len());
     for line in PAGE.lines() {
-        let marker =
-            [SERVER_ONLY, CONSOLE_ONLY].into_iter().find(|marker| line.starts_with(marker));
+        let marker = MARKERS.into_iter().find(|marker| line.starts_with(marker));
         if marker.is_none_or(&shown) {
             page.extend([line.strip_prefix(marker.unwrap_or_default()).unwrap_or(line), "\n"]);
         }
@@ -114,6 +125,9 @@ mod tests {
         let page = page(|_| true, "", None);
         assert!(page.contains("BASE=http://127.0.0.1:7700\n"));
         assert!(page.contains("<tr><td><code>GET /metrics</code>") && !page.contains("<!--"));
-        assert_eq!(page, PAGE.replace(SERVER_ONLY, "").replace(CONSOLE_ONLY, ""));
+        assert_eq!(
+            page,
+            MARKERS.iter().fold(PAGE.to_owned(), |page, marker| page.replace(marker, ""))
+        );
     }
 }

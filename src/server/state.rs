@@ -11,7 +11,7 @@ use super::answer_limiter::AnswerLimiter;
 use super::event_stream::EventStream;
 use super::tls::ServerTls;
 use callsheet_host::runtime::Host;
-use callsheet_values::config::{ApiKey, Config, HostConfig, TokenConfig};
+use callsheet_values::config::{ApiKey, Config, FacesConfig, HostConfig, TokenConfig};
 
 /// Maximum number of bytes of all request bodies above 32 KiB that are being received.
 pub(super) const BODIES_BYTES_MAX: usize = 48 * 1024 * 1024;
@@ -35,6 +35,9 @@ pub struct ServerOptions {
     pub tokens: Vec<TokenConfig>,
     /// The token that requests of other hosts with the same journal carry.
     pub peer_token: Option<ApiKey>,
+    /// The protocols of other systems that are served, if this crate has them (feature `faces`). A face whose `enabled` is
+    /// `None` is not.
+    pub faces: FacesConfig,
     /// The certificate with which the server speaks TLS. `None`: it speaks plain HTTP.
     pub tls: Option<ServerTls>,
     /// Time without an event after which an event stream sends a comment.
@@ -70,6 +73,7 @@ impl Default for ServerOptions {
             token_file: None,
             tokens: Vec::new(),
             peer_token: None,
+            faces: FacesConfig::default(),
             tls: None,
             max_connections: host.max_connections,
             header_read_timeout: host.header_read_timeout,
@@ -87,6 +91,7 @@ impl From<&Config> for ServerOptions {
     fn from(config: &Config) -> Self {
         let host = &config.host;
         Self {
+            faces: config.faces.clone().enabled_by_default(host.listen.ip().is_loopback()),
             allowed_hosts: host.allowed_hosts.clone(),
             token: host.token.clone(),
             token_file: host.token_file.clone(),
@@ -115,6 +120,9 @@ pub(super) struct ApiState {
     pub(super) body_bytes: Arc<Semaphore>,
     /// One permit for each session of the streams of several sessions.
     pub(super) watched_sessions: Arc<Semaphore>,
+    /// What the faces share.
+    #[cfg(feature = "faces")]
+    pub(super) faces: super::faces::memory::FacesMemory,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,
     /// True for [`serve`](crate::serve), false for a router in an application.
@@ -155,6 +163,8 @@ impl ApiState {
             body_bytes: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),
             watched_sessions: Arc::new(Semaphore::new(WATCHED_SESSIONS_MAX)),
             options: options.clone(),
+            #[cfg(feature = "faces")]
+            faces: super::faces::memory::FacesMemory::default(),
             closing: closing.clone(),
             is_server,
         }

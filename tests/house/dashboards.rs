@@ -21,6 +21,7 @@ const FUNCTIONS: &[&str] = &[
     "predict_linear",
     "rate",
     "sum",
+    "vector",
 ];
 
 /// Operators that are words.

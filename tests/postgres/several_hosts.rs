@@ -537,3 +537,49 @@ async fn start_agents(directory: &HostDirectory, database: &TestDatabase) -> Hos
 async fn is_done(is_over: &AtomicBool, database: &TestDatabase) -> bool {
     is_over.load(Ordering::Relaxed) && database.number("SELECT count(*) FROM running").await == 0
 }
+
+#[cfg(feature = "faces")]
+#[tokio::test]
+async fn any_host_takes_requests_of_other_clients() {
+    let Some(database) = database().await else { return };
+    let script = json!({"responses": [
+        {"text": ["One."]}, {"text": ["Two."]}, {"text": ["Three."]}, {"text": ["Four."]},
+        {"text": ["Five ", "and six."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}]});
+    let directory = HostDirectory::new(script).await;
+    let (a, b) = (start(&directory, &database).await, start(&directory, &database).await);
+    let first = a.post("/v1/responses", json!({"model": "default", "input": "go"})).await.json();
+    let id = first["id"].as_str().unwrap();
+    let stored = b.get(&format!("/v1/responses/{id}")).await;
+    assert_eq!(stored.json()["output"], first["output"], "{stored:?}");
+    let next = json!({"model": "default", "input": "on", "previous_response_id": id});
+    let second = b.post("/v1/responses", next).await.json();
+    assert_eq!(second["output"][0]["content"][0]["text"], "Two.", "{second}");
+    assert_eq!(second["conversation"], first["conversation"], "the session is not forked");
+    // A client that names no session is recognised by its history, at any host.
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let mut messages = vec![user("hello")];
+    for (host, expect) in [(&a, "Three."), (&b, "Four.")] {
+        let body = json!({"model": "default", "messages": messages});
+        let answer = host.post("/v1/chat/completions", body).await;
+        let message = answer.json()["choices"][0]["message"].clone();
+        assert_eq!(message["content"], expect, "{answer:?}");
+        messages.extend([message, user("and now?")]);
+    }
+    let listed = a.get("/v1/sessions").await.json();
+    assert_eq!(listed["sessions"].as_array().unwrap().len(), 2, "{listed}");
+    // A page that joins at another host sees the whole answer.
+    let input = json!([{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "go"}]}]);
+    let body = json!({"id": "page", "trigger": "submit-message", "messages": input}).to_string();
+    let mut page = HttpConnection::open(a.addr(), &post("/v1/ui/default", "", &body)).await;
+    directory.model.wait_for_gate("middle").await;
+    let join =
+        "GET /v1/ui/default/page/stream HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let mut joined = HttpConnection::open(b.addr(), join).await;
+    within(joined.until("Five ")).await;
+    directory.model.open_gate("middle");
+    for reading in [&mut page, &mut joined] {
+        within(reading.until("[DONE]")).await;
+        assert!(reading.text().contains("and six."), "{}", reading.text());
+    }
+    shut_down([a, b]).await;
+}

@@ -156,7 +156,9 @@ pub(crate) struct HostServer {
 impl HostServer {
     pub(crate) async fn start(setup: HostBuilder) -> Result<Self, HostError> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self::start_at(listener, setup, ServerOptions::default()).await
+        // As `callsheet serve` with an address of this host: the faces are on.
+        let options = ServerOptions::from(&Config::default());
+        Self::start_at(listener, setup, options).await
     }
 
     /// Starts a host that listens here.

@@ -317,6 +317,10 @@ impl Agent {
             Some(system) => with_instructions(Some(system.as_str()), &self.server_instructions),
             None => self.request_template.system.clone(),
         };
+        let system = match &overrides.instructions {
+            Some(instructions) => with_instructions(system.as_deref(), instructions),
+            None => system,
+        };
         let request_template = ModelRequest {
             system,
             tools: definitions,
@@ -325,7 +329,7 @@ impl Agent {
         };
         let request_template =
             models.first().adapt(request_template, rules.models.first().streamed);
-        if overrides.system.is_some() {
+        if overrides.system.is_some() || overrides.instructions.is_some() {
             rules.system_tokens = system_tokens(&request_template);
             rules.fixed_tokens = rules.system_tokens + tools_tokens(&request_template.tools);
         }

@@ -41,6 +41,7 @@ use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
 use super::index::{AwakeReceiver, AwakeSession, RequestedSession, SessionIndex};
+use super::known_histories::HistoryLocks;
 use super::maintenance_state::MaintenanceState;
 use super::message::{HostMessage, SessionMessage};
 use super::model::HostLagClock;
@@ -113,6 +114,7 @@ pub(super) struct HostState {
     pub(super) agent_trees: AgentTrees,
     pub(super) approval_inbox: ApprovalInbox,
     pub(super) deletions: DeletionList,
+    pub(super) history_locks: HistoryLocks,
 }
 
 impl HostState {

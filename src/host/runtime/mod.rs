@@ -57,6 +57,7 @@
 //! | `set_aside_tools` | tools that the services of models refuse, in memory and in the journal |
 //! | `client_call`, `hooks`, `references` | the results of calls that the client runs; asking hooks; the values of references |
 //! | `call_by_hand` | one tool call without a run of a client (`callsheet tools call`, `POST /v1/tools/{name}/call`) |
+//! | `known_histories` | the histories that clients hold, by their hashes: how a client without a session is recognised |
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids`, `claims` | counts of live objects; tasks that end with their owner; new ids; journals and recorders that only one host of the process may use |
@@ -86,6 +87,7 @@ mod host_events;
 mod host_ref;
 mod ids;
 mod index;
+mod known_histories;
 mod list;
 mod maintenance;
 mod maintenance_state;
@@ -151,6 +153,7 @@ pub use error::{ClientResultError, ErrorKind, HostError};
 pub use handle::{RunRequest, SessionHandle, StartedRun};
 pub use host_events::HostEvent;
 pub use ids::CALLER;
+pub use known_histories::{HistoryPoint, KnownHistory};
 pub use model_limiter::{ModelReport, ModelStatus};
 pub use peers::{
     CALLER_HEADER, HOST_HEADER, PeerError, PeerRequest, Peers, REFUSAL_HEADER, SessionPlace,
@@ -544,6 +547,7 @@ impl Host {
             session_states: SessionStates::default(),
             agent_trees: AgentTrees::default(),
             approval_inbox: ApprovalInbox::default(),
+            history_locks: known_histories::HistoryLocks::default(),
             deletions: DeletionList::default(),
         });
         let actor = ractor::Actor::spawn(None, HostHandler, Arc::clone(&shared)).await;

@@ -254,7 +254,7 @@ impl SessionEvents {
     }
 
     /// Keeps only the events of one run.
-    pub(super) fn only_run(self, run: RunId) -> Self {
+    pub fn only_run(self, run: RunId) -> Self {
         let items = self.items.filter(move |item| {
             let is_other = matches!(item, FeedItem::Event(event) if event.run != run);
             std::future::ready(!is_other)

@@ -100,6 +100,12 @@ impl SessionSnapshot {
 pub struct CurrentRun {
     /// The run's id.
     pub run_id: RunId,
+    /// The position of the run's first record.
+    #[serde(skip)]
+    pub seq: Seq,
+    /// The index of the run's first message in the history.
+    #[serde(skip)]
+    pub first_message: usize,
     /// The client's pairs of strings.
     #[serde(skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,

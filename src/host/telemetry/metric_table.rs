@@ -522,6 +522,12 @@ metric_table! {
             "Tokens that changes of contexts saved in the next request, by estimate: cleared, formatted or summarised.";
         TAKEOVERS: Counter, Count, ["reason"], "callsheet_takeovers_total",
             "Sessions with unfinished runs that this host has taken because no living host had them, by reason: `start` of this host, or `host_ended`.";
+        FACE_REQUESTS: Counter, Count, ["face", "end"], "callsheet_face_requests_total",
+            "Requests of clients of other systems, by protocol and by the end of the answer: `delivered`, `cut` by the client, `refused`, or `aborted` by this host because it could not be completed.";
+        FACE_STREAMS: Gauge, Count, [], "callsheet_face_streams",
+            "Answers to clients of other systems that are being sent in parts.";
+        FACE_JOINS: Counter, Count, ["face"], "callsheet_face_joins_total",
+            "Requests of clients of other systems that have joined a run which was started before, by protocol.";
         UNKNOWN_COMMITS: Counter, Count, ["fate"], "callsheet_journal_unknown_commits_total",
             "Batches of records of which the database's answer was lost, by what was found then: `stored` or `lost`. Lost ones are stored again.";
         PREFIX_BREAKS: Counter, Count, ["reason"], "callsheet_prompt_prefix_breaks_total",

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram};
 
+use super::faces::FaceMetrics;
 use super::labelled_handles::{
     AgentHandles, PerName, PerTool, PerValue, RequestHandles, error_type,
 };
@@ -49,6 +50,7 @@ pub struct Metrics {
     unknown_commits: [Counter; 2],
     host: HostMetrics,
     console: ConsoleMetrics,
+    faces: FaceMetrics,
 
     sessions: Vec<(SessionState, Gauge)>,
     runs_open: [Gauge; 3],
@@ -123,6 +125,7 @@ impl Metrics {
                 .map(|fate| table::UNKNOWN_COMMITS.series(&recorder, &[("fate", fate)])),
             host: HostMetrics::register(&recorder, &[]),
             console: ConsoleMetrics::register(&recorder, &[]),
+            faces: FaceMetrics::new(&recorder),
             sessions: SessionState::ALL.into_iter().map(session_count).collect(),
             runs_open: ["running", "waiting", "sleeping"]
                 .map(|state| table::RUNS_OPEN.series(&recorder, &[("state", state)])),
@@ -333,6 +336,12 @@ impl Metrics {
     #[must_use]
     pub fn sharing(&self) -> &SharingMetrics {
         &self.sharing
+    }
+
+    /// Returns the metrics of the faces.
+    #[must_use]
+    pub fn faces(&self) -> &FaceMetrics {
+        &self.faces
     }
 
     /// Returns the metrics of the host process.

@@ -21,6 +21,7 @@
 //! | traces (OpenTelemetry, OTLP): spans, message contents, export | `traces/`; trace propagation (`traceparent`): `types::trace` |
 //! | the telemetry of one host as a whole | `host_telemetry` |
 
+mod faces;
 pub mod feed;
 mod host;
 mod host_telemetry;
@@ -39,6 +40,7 @@ mod prometheus_page;
 mod sharing;
 mod traces;
 
+pub use faces::{FaceEnd, FaceKind, FaceMetrics};
 pub use feed::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, ReaderGuard, Subscription, journal_failed,
 };

@@ -23,6 +23,11 @@ impl Config {
         if self.agents.is_empty() {
             add_error("agents".to_owned(), "there is no agent".to_owned());
         }
+        if self.agents.contains_key("vitals") && self.faces.ui.enabled != Some(false) {
+            let message = "POST /v1/ui/vitals has this name: rename the agent, or set \
+                           faces.ui.enabled = false";
+            add_error("agents.vitals".to_owned(), message.to_owned());
+        }
         // Agents: models, execution.
         for (name, agent) in &self.agents {
             for (at, model) in agent.models().enumerate() {
@@ -75,6 +80,7 @@ impl Config {
             ("host".to_owned(), &self.host),
             ("journal".to_owned(), &self.journal),
             ("console".to_owned(), &self.console),
+            ("faces.openai".to_owned(), &self.faces.openai),
             ("mcp_limits".to_owned(), &self.mcp_limits),
         ];
         for (name, agent) in &self.agents {
@@ -249,6 +255,22 @@ mod tests {
         config.use_model("main", ModelConfig::new(base_url, "m"));
         config.agents.get_mut(DEFAULT_AGENT).unwrap().tools.clear();
         config
+    }
+
+    #[test]
+    fn an_agent_cannot_have_the_name_of_a_path() {
+        let vitals = |config: &mut Config| {
+            let agent = config.agents[DEFAULT_AGENT].clone();
+            config.agents.insert("vitals".to_owned(), agent);
+        };
+        let message = "agents.vitals: POST /v1/ui/vitals has this name: rename the agent, or set \
+                       faces.ui.enabled = false";
+        check(vitals, &[message]);
+        let without_face = |config: &mut Config| {
+            vitals(config);
+            config.faces.ui.enabled = Some(false);
+        };
+        check(without_face, &[]);
     }
 
     #[track_caller]

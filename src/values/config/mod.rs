@@ -23,6 +23,7 @@ mod console;
 mod context;
 mod duration;
 mod error;
+mod faces;
 #[cfg(feature = "toml")]
 mod file;
 mod hooks;
@@ -58,6 +59,10 @@ pub use context::{ContextPolicy, Share};
 pub use duration::parse_duration;
 pub use error::ConfigError;
 pub use error::ConfigErrors;
+pub use faces::{
+    AguiFaceConfig, ChatDisconnect, FacesConfig, OpenAiFaceConfig, ShowTools, UiFaceConfig,
+    UnprovenText,
+};
 pub use hooks::HookRule;
 pub use hooks::{HookConfig, HookFailure, HookKind};
 pub use host::{HostConfig, OnShutdown};
@@ -122,6 +127,8 @@ pub struct Config {
     pub journal: JournalConfig,
     /// The console.
     pub console: ConsoleConfig,
+    /// The protocols of other systems, by which their clients drive sessions.
+    pub faces: FacesConfig,
     /// Models by name.
     pub models: BTreeMap<String, ModelConfig>,
     /// Agents by name. All models that they name must be in `models`.
@@ -281,6 +288,7 @@ impl Default for Config {
             host: HostConfig::default(),
             journal: JournalConfig::default(),
             console: ConsoleConfig::default(),
+            faces: FacesConfig::default(),
             models,
             agents,
             tools: BTreeMap::new(),
@@ -305,10 +313,13 @@ pub fn described_keys() -> Vec<(&'static str, Vec<KeyDescription>)> {
     let server =
         McpConfig::new(McpTransport::Http { service: ServiceConfig::new(""), oauth: None });
     let token = TokenConfig::new("", ApiKey::unset(), []);
-    let tables: [(&str, &[&dyn KeyTable]); 16] = [
+    let tables: [(&str, &[&dyn KeyTable]); 19] = [
         ("[host]", &[&config.host]),
         ("[journal]", &[&config.journal]),
         ("[console]", &[&config.console]),
+        ("[faces.openai]", &[&config.faces.openai]),
+        ("[faces.ui]", &[&config.faces.ui]),
+        ("[faces.agui]", &[&config.faces.agui]),
         ("[models.NAME]", &[&ModelConfig::new(BaseUrl::unset(), "")]),
         ("[agents.NAME]", &[&agent]),
         ("[agents.NAME.limits]", &[&agent.limits]),
@@ -332,6 +343,7 @@ crate::types::impl_with!(
     AgentConfig,
     Config,
     ConsoleConfig,
+    FacesConfig,
     HostConfig,
     JournalConfig,
     LimitOverrides,

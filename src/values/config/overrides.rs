@@ -3,8 +3,8 @@
 //! Unless the agent has `allow_overrides`, a run may only reduce what its agent allows: lower
 //! limits, fewer concurrent calls, fewer tools, more approvals, one of the agent's models. No limit counts as the
 //! highest value. The system prompt and the temperature cannot be reduced, so changing them requires
-//! `allow_overrides`. Every run may set `stream`, `tool_choice` and the form of its answer, and add tools that its
-//! client executes.
+//! `allow_overrides`. Every run may set `stream`, `tool_choice` and the form of its answer, and add instructions, and tools
+//! that its client executes.
 
 use std::fmt::Debug;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -62,6 +62,9 @@ pub struct RunOverrides {
     /// The system prompt, in place of the agent's. Requires `allow_overrides`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
+    /// A text behind the system prompt. Every run may add one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
     /// The sampling temperature. Requires `allow_overrides`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<Temperature>,

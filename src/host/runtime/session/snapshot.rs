@@ -66,6 +66,8 @@ impl SessionActor {
             let (approvals, client_calls) = PendingClientCall::separate(self.pending_approvals());
             CurrentRun {
                 run_id: run.id.clone(),
+                seq: run.seq,
+                first_message: run.first_message,
                 metadata: run.metadata.clone(),
                 turn: session.turn(),
                 waiting_for: session.waits_for_tools().then_some(WaitingFor::Server),

@@ -1,6 +1,7 @@
 //! Reads `callsheet.toml`: parses its values, and collects all errors with their lines.
 
 mod agent;
+mod faces;
 mod hooks;
 mod host;
 mod mcp;
@@ -19,8 +20,8 @@ use super::error::KeyLocations;
 use super::key_table::KeyTable as _;
 use super::{
     AgentConfig, BaseUrl, Config, ConfigErrors, ConsoleConfig, DEFAULT_AGENT, FAST_PATH_ENV,
-    HookConfig, HostConfig, JournalConfig, JournalEngine, MULTI_TOOL_CALLS_ENV, McpConfig,
-    McpLimits, ModelConfig, REHEARSAL, STREAM_ENV, TlsConfig, TokenConfig, ToolOverride,
+    FacesConfig, HookConfig, HostConfig, JournalConfig, JournalEngine, MULTI_TOOL_CALLS_ENV,
+    McpConfig, McpLimits, ModelConfig, REHEARSAL, STREAM_ENV, TlsConfig, TokenConfig, ToolOverride,
 };
 use crate::types::Secrets;
 use source::ConfigSource;
@@ -69,6 +70,7 @@ impl Config {
         let host = HostConfig::read(&host_table, env);
         let journal = JournalConfig::read_table(&journal_table);
         let console = ConsoleConfig::read_table(&console_table);
+        let faces = FacesConfig::read(&root.table("faces"));
         let mut models: BTreeMap<String, ModelConfig> = root
             .tables("models")
             .into_iter()
@@ -141,6 +143,7 @@ impl Config {
             host,
             journal,
             console,
+            faces,
             models,
             agents,
             tools,

@@ -1,0 +1,227 @@
+//! The face AG-UI 1.0, as `HttpAgent` speaks it.
+//!
+//! The thread is the session. A run of the client is a part of a run of the session: where the client must act, its run
+//! ends with interrupts or with calls that are pending, and its next run, which answers them, goes on with ours.
+
+mod fold;
+mod messages;
+mod request;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+
+use super::super::access::Caller;
+use super::super::error::ApiError;
+use super::super::extract::PathParameters;
+use super::super::route::{READ, RUN, Route};
+use super::super::state::AppState;
+use super::answer::FaceAnswer;
+use super::begin;
+use super::chats::{self, ChatError, ChatRequest};
+use super::replies::Replies;
+use super::retries::RunPlace;
+use super::session_header;
+use super::stream::{self, FaceStreamSettings, RunEvents};
+use super::waits::KnownWaits;
+use callsheet_host::runtime::{RunRequest, SessionHandle, SessionSnapshot};
+use callsheet_host::telemetry::FaceKind;
+use callsheet_values::types::{Content, SessionId};
+use fold::{AguiFold, Beginning};
+use messages::ClientIds;
+use request::{AguiAction, RunAgentInput};
+
+const FACE: FaceKind = FaceKind::Agui;
+
+/// Returns the routes of the face.
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        ("POST", "/v1/agui/{agent}", RUN, post(run_agent)),
+        ("GET", "/v1/agui/{agent}/{id}/stream", READ, get(join)),
+    ]
+}
+
+/// Starts a run with the user's last message, or goes on with the run that waits.
+async fn run_agent(
+    State(state): State<AppState>,
+    parameters: PathParameters,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, ChatError> {
+    let agent = parameters.get("agent").unwrap_or_default();
+    chats::check_agent(&state, &caller, agent)?;
+    let request = ChatRequest::<RunAgentInput>::read(&state, request).await?;
+    let id = chats::asked_session(&request.headers, &request.body.thread_id)?;
+    let mut asked = request.body.asked()?;
+    let session = chats::find(&state, &caller, agent, &id).await?;
+    // A client cannot send a message without answers to what has expired meanwhile.
+    if let (AguiAction::Rest(_), Some(session), true) =
+        (&asked, &session, request.body.ends_with_user())
+        && session.snapshot().await?.current_run.is_none()
+    {
+        asked = AguiAction::Run(request.body.input()?);
+    }
+    match (asked, session) {
+        (AguiAction::Run(input), session) => {
+            run(&state, &caller, agent, (&id, session), input, &request).await
+        }
+        (AguiAction::Rest(replies), Some(session)) => {
+            rest(&state, &caller, session, replies, &request.body).await
+        }
+        (AguiAction::Rest(_), None) => {
+            let message = format!("there is no session {id}, so nothing waits for an answer");
+            Err(ChatError::unprocessable("no_such_session", message))
+        }
+    }
+}
+
+async fn run(
+    state: &AppState,
+    caller: &Caller,
+    agent: &str,
+    (id, session): (&SessionId, Option<SessionHandle>),
+    input: Content,
+    request: &ChatRequest<RunAgentInput>,
+) -> Result<Response, ChatError> {
+    let received = request.received(FACE, caller);
+    let body = &request.body;
+    let mut ids = ClientIds::new(&body.messages);
+    let (mut before, mut variables) = (Vec::new(), serde_json::Map::new());
+    let mut check = Ok(());
+    if let Some(session) = session {
+        let snapshot = session.snapshot().await?;
+        check = request::check_answered(&snapshot, &Replies::default());
+        // A repeated request joins the run that it has started.
+        let history = history_before_run(&snapshot);
+        before = messages::of_history(history, &mut ids);
+        variables = variables_of(&snapshot);
+    }
+    let run = RunRequest::from(input).with(|run| {
+        run.overrides = body.overrides();
+        run.idempotency_key = received.key().map(str::to_owned);
+    });
+    let start = async {
+        check?;
+        chats::start(state, caller, agent, id, run).await
+    };
+    let begun = begin::begin(state, received, start).await?;
+    let beginning = Beginning {
+        run_id: body.run_id.clone(),
+        place: begun.place,
+        messages: before,
+        ids,
+        state: variables,
+        known: KnownWaits::default(),
+        joins: false,
+    };
+    Ok(answer(state, begun.events, beginning, begun.answer))
+}
+
+/// Gives the session what the client has done, and answers with the rest of the run.
+async fn rest(
+    state: &AppState,
+    caller: &Caller,
+    session: SessionHandle,
+    replies: Replies,
+    body: &RunAgentInput,
+) -> Result<Response, ChatError> {
+    let snapshot = session.snapshot().await?;
+    let Some(place) = chats::current_place(&snapshot) else {
+        let message = "no run of this thread waits for an answer";
+        return Err(ChatError::unprocessable("no_run", message));
+    };
+    request::check_answered(&snapshot, &replies)?;
+    let mut known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq);
+    known.answered.extend(replies.decisions.iter().map(|decision| decision.id.clone()));
+    known.answered_calls.extend(replies.results.iter().map(|(key, _)| *key));
+    replies.apply(state, caller, &session, &snapshot).await?;
+    let ids = ClientIds::new(&body.messages);
+    let beginning = joining(&snapshot, place, body.run_id.clone(), ids, known);
+    joined(state, session, beginning).await
+}
+
+/// Answers with the run in progress: what there is as a snapshot, then the rest as it happens. Without one it is the
+/// thread as it is: a client cannot take an empty answer.
+async fn join(
+    State(state): State<AppState>,
+    parameters: PathParameters,
+    caller: Caller,
+) -> Result<Response, ChatError> {
+    let agent = parameters.get("agent").unwrap_or_default();
+    chats::check_agent(&state, &caller, agent)?;
+    let id = chats::session_id(parameters.get("id").unwrap_or_default())?;
+    let Some(session) = chats::find(&state, &caller, agent, &id).await? else {
+        return Err(ApiError::no_such_session(id.as_str()).into());
+    };
+    let snapshot = session.snapshot().await?;
+    let Some(place) = chats::current_place(&snapshot) else {
+        let messages = messages::of_history(&snapshot.history, &mut ClientIds::default());
+        let text = fold::at_rest(&id, &messages, &variables_of(&snapshot));
+        let headers = [
+            (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+            (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+            session_header(&id),
+        ];
+        return Ok((headers, text).into_response());
+    };
+    let known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq);
+    state.host.telemetry().metrics().faces().joined(FACE);
+    let run_id = place.run.to_string();
+    let beginning = joining(&snapshot, place, run_id, ClientIds::default(), known);
+    joined(&state, session, beginning).await
+}
+
+fn joining(
+    snapshot: &SessionSnapshot,
+    place: RunPlace,
+    run_id: String,
+    mut ids: ClientIds,
+    known: KnownWaits,
+) -> Beginning {
+    let messages = messages::of_history(history_before_run(snapshot), &mut ids);
+    let state = variables_of(snapshot);
+    Beginning { run_id, place, messages, ids, state, known, joins: true }
+}
+
+async fn joined(
+    state: &AppState,
+    session: SessionHandle,
+    beginning: Beginning,
+) -> Result<Response, ChatError> {
+    let events = RunEvents::join(session, beginning.place.clone()).await?;
+    let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
+    Ok(answer(state, events, beginning, answer_end))
+}
+
+fn answer(
+    state: &AppState,
+    events: RunEvents,
+    beginning: Beginning,
+    answer: FaceAnswer,
+) -> Response {
+    let settings = FaceStreamSettings {
+        after: None,
+        keep_alive: state.options.keep_alive,
+        terminator: "",
+        closing: state.closing.clone(),
+    };
+    let (name, value) = session_header(&beginning.place.session);
+    let mut response =
+        stream::stream(events, AguiFold::new(beginning), settings, answer.in_parts());
+    response.headers_mut().insert(name, value);
+    response
+}
+
+/// Returns the messages before those of the run in progress.
+fn history_before_run(
+    snapshot: &SessionSnapshot,
+) -> &[std::sync::Arc<callsheet_values::message::Message>] {
+    let first = snapshot.current_run.as_ref().map(|run| run.first_message);
+    let end = first.unwrap_or(snapshot.history.len());
+    snapshot.history.get(..end).unwrap_or(&snapshot.history)
+}
+
+fn variables_of(snapshot: &SessionSnapshot) -> serde_json::Map<String, serde_json::Value> {
+    snapshot.variables().map(|(name, value)| (name.to_owned(), value.clone())).collect()
+}

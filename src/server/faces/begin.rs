@@ -1,0 +1,117 @@
+//! Begins the answer to a request for a run: starts the run, or joins the one that the same request has started before.
+
+use axum::http::HeaderMap;
+use sha2::{Digest as _, Sha256};
+
+use super::super::access::Caller;
+use super::super::state::ApiState;
+use super::answer::FaceAnswer;
+use super::retries::{self, Begun, RequestDigest, RunPlace};
+use super::stream::RunEvents;
+use callsheet_host::runtime::{HostError, SessionHandle, StartedRun};
+use callsheet_host::telemetry::FaceKind;
+use callsheet_values::types::SessionId;
+
+/// The header with which a client names a request. The same name means the same request.
+const KEY_HEADER: &str = "idempotency-key";
+
+/// A request for a run, as it was received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReceivedRequest<'a> {
+    pub(super) face: FaceKind,
+    pub(super) caller: &'a Caller,
+    pub(super) headers: &'a HeaderMap,
+    pub(super) path: &'a str,
+    pub(super) body: &'a [u8],
+}
+
+impl ReceivedRequest<'_> {
+    /// Returns the request's `Idempotency-Key`.
+    pub(super) fn key(&self) -> Option<&str> {
+        self.headers.get(KEY_HEADER).and_then(|value| value.to_str().ok())
+    }
+
+    /// Returns the id of the session that a request with a key and without a session opens. A repeated request finds it,
+    /// also at another host and after a restart.
+    pub(super) fn session_of_key(&self) -> Option<SessionId> {
+        let author = self.caller.author();
+        let author = author.as_ref().map_or("", |author| author.as_str());
+        let digest = Sha256::digest(format!("{author}\n{}\n{}", self.path, self.key()?));
+        let digits: String = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        SessionId::parse(&format!("key_{digits}")).ok()
+    }
+
+    fn digest(&self) -> (RequestDigest, bool) {
+        let author = self.caller.author();
+        let author = author.as_ref().map(|author| author.as_str());
+        match self.key() {
+            Some(key) => (RequestDigest::new(author, self.path, key.as_bytes()), true),
+            None => {
+                let digest = RequestDigest::new(author, self.path, self.body);
+                (digest, retries::is_marked(self.headers))
+            }
+        }
+    }
+}
+
+/// A run whose answer begins.
+pub(super) struct BegunRun {
+    pub(super) session: SessionHandle,
+    pub(super) place: RunPlace,
+    pub(super) events: RunEvents,
+    pub(super) answer: FaceAnswer,
+}
+
+/// A run that a request has started, or that goes on because of it.
+pub(super) struct ActedRun {
+    pub(super) session: SessionHandle,
+    pub(super) place: RunPlace,
+    pub(super) events: RunEvents,
+}
+
+impl From<StartedRun> for ActedRun {
+    fn from(run: StartedRun) -> Self {
+        let session = run.session().clone();
+        let (id, run_id, seq) = (session.id().clone(), run.run_id.clone(), run.seq);
+        let place = RunPlace { session: id, run: run_id, seq };
+        Self { session, place, events: RunEvents::Started(Box::new(run)) }
+    }
+}
+
+/// Starts the run of a request with `start`, unless the request repeats an earlier one: then joins its run.
+///
+/// # Errors
+/// If the run cannot be started, or not be joined any more.
+pub(super) async fn begin<R: Into<ActedRun>, E: From<HostError>>(
+    state: &ApiState,
+    request: ReceivedRequest<'_>,
+    start: impl Future<Output = Result<R, E>>,
+) -> Result<BegunRun, E> {
+    let (digest, is_marked) = request.digest();
+    let (place, answering) = match state.faces.retries.begin(digest, is_marked).await {
+        Begun::New(answering) => (None, answering),
+        Begun::Repeats(place, answering) => (Some(place), answering),
+    };
+    let answer = |answering| FaceAnswer::new(request.face, state.host.telemetry(), Some(answering));
+    if let Some(place) = place {
+        state.host.telemetry().metrics().faces().joined(request.face);
+        let session = request.caller.with_author(state.host.session(&place.session));
+        return match RunEvents::join(session.clone(), place.clone()).await {
+            Ok(events) => Ok(BegunRun { session, place, events, answer: answer(answering) }),
+            Err(error) => {
+                answer(answering).end_refused();
+                Err(error.into())
+            }
+        };
+    }
+    let run = match start.await {
+        Ok(run) => run,
+        Err(error) => {
+            answer(answering).end_refused();
+            return Err(error);
+        }
+    };
+    let ActedRun { session, place, events } = run.into();
+    answering.has_started(place.clone());
+    Ok(BegunRun { session, place, events, answer: answer(answering) })
+}

@@ -1,0 +1,201 @@
+//! What the faces for pages share: the session of a chat, its run in progress, and errors.
+//!
+//! An error is the object of our own API, `{"error": {"code", "message"}}`, before any part is sent. A conflict is 422
+//! here, because clients repeat a request after a 409.
+
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest as _, Sha256};
+
+use super::super::access::Caller;
+use super::super::error::ApiError;
+use super::super::extract::{check_media_type, parse, read_in_time};
+use super::super::state::ApiState;
+use super::begin::ReceivedRequest;
+use super::retries::RunPlace;
+use super::{named_session, session_of};
+use axum::body::Bytes;
+use axum::extract::Request;
+use callsheet_host::runtime::{HostError, OpenSession, RunRequest, SessionHandle, StartedRun};
+use callsheet_host::runtime::{SessionSnapshot, WatchOptions};
+use callsheet_values::types::{SessionId, excerpt};
+use serde::de::DeserializeOwned;
+
+/// An error response of the faces for pages.
+#[derive(Debug)]
+pub(super) struct ChatError(ApiError);
+
+impl ChatError {
+    pub(super) fn bad_request(message: impl Into<String>) -> Self {
+        Self(ApiError::bad_request("invalid_request", message))
+    }
+
+    pub(super) fn unprocessable(code: &'static str, message: impl Into<String>) -> Self {
+        Self(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, code, message))
+    }
+}
+
+impl From<ApiError> for ChatError {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl From<HostError> for ChatError {
+    fn from(error: HostError) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for ChatError {
+    fn into_response(self) -> Response {
+        let mut response = self.0.into_response();
+        if response.status() == StatusCode::CONFLICT {
+            *response.status_mut() = StatusCode::UNPROCESSABLE_ENTITY;
+        }
+        response
+    }
+}
+
+/// The body of a request, and what a repeated one is recognised by.
+pub(super) struct ChatRequest<T> {
+    pub(super) body: T,
+    pub(super) headers: HeaderMap,
+    pub(super) path: String,
+    pub(super) bytes: Bytes,
+}
+
+impl<T: DeserializeOwned> ChatRequest<T> {
+    pub(super) async fn read(state: &ApiState, request: Request) -> Result<Self, ChatError> {
+        check_media_type(request.headers())?;
+        let (headers, path) = (request.headers().clone(), request.uri().path().to_owned());
+        let received = read_in_time(request, state).await?;
+        let body = parse(&received.bytes)?;
+        Ok(Self { body, headers, path, bytes: received.bytes })
+    }
+}
+
+impl<T> ChatRequest<T> {
+    pub(super) fn received<'a>(
+        &'a self,
+        face: callsheet_host::telemetry::FaceKind,
+        caller: &'a Caller,
+    ) -> ReceivedRequest<'a> {
+        let Self { headers, path, bytes, .. } = self;
+        ReceivedRequest { face, caller, headers, path, body: bytes }
+    }
+}
+
+/// Checks that there is such an agent, and that the caller may reach it.
+pub(super) fn check_agent(state: &ApiState, caller: &Caller, agent: &str) -> Result<(), ChatError> {
+    caller.check_agent(agent)?;
+    let agents = state.host.agents();
+    if agents.iter().any(|name| name == agent) {
+        return Ok(());
+    }
+    let (agent, agents) = (excerpt(agent, 64), agents.join(", "));
+    let message = format!("there is no agent {agent:?}; the agents are: {agents}");
+    Err(ChatError(ApiError::not_found("unknown_agent", message)))
+}
+
+/// Returns the id of the session of a chat: the chat's own id, or one that follows from it if no session can have it.
+pub(super) fn session_id(chat: &str) -> Result<SessionId, ChatError> {
+    if let Ok(id) = SessionId::parse(chat) {
+        return Ok(id);
+    }
+    let digest = Sha256::digest(chat);
+    let digits: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    SessionId::parse(&format!("chat_{digits}"))
+        .map_err(|error| ChatError::bad_request(error.to_string()))
+}
+
+/// Returns the id of the session that a request names in its body, and perhaps in its header.
+pub(super) fn asked_session(headers: &HeaderMap, chat: &str) -> Result<SessionId, ChatError> {
+    let id = session_id(chat)?;
+    match named_session(headers)? {
+        Some(named) if named != id => {
+            let message = format!("the body names the session {id}, X-Callsheet-Session {named}");
+            Err(ChatError::bad_request(message))
+        }
+        Some(_) | None => Ok(id),
+    }
+}
+
+/// Returns the session of a chat, if there is one.
+///
+/// # Errors
+/// If the caller must not reach it, or it is one of another agent.
+pub(super) async fn find(
+    state: &ApiState,
+    caller: &Caller,
+    agent: &str,
+    id: &SessionId,
+) -> Result<Option<SessionHandle>, ChatError> {
+    let session = match session_of(state, caller, id).await {
+        Ok(session) => session,
+        Err(error) if error.is_no_such_session() => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let own = session.agent().await?;
+    if own == agent {
+        return Ok(Some(session));
+    }
+    let message = format!("the session {id} is one of the agent {own}, not of {agent}");
+    Err(ChatError::unprocessable("other_agent", message))
+}
+
+/// Starts a run in the session of a chat, and opens the session if there is none.
+pub(super) async fn start(
+    state: &ApiState,
+    caller: &Caller,
+    agent: &str,
+    id: &SessionId,
+    run: RunRequest,
+) -> Result<StartedRun, ChatError> {
+    let found = find(state, caller, agent, id).await?;
+    let is_new = found.is_none();
+    let session = match found {
+        Some(session) => session,
+        None => open(state, caller, agent, id).await?,
+    };
+    let run = match session.start_run(run).await {
+        Ok(run) => run,
+        Err(error) => {
+            if is_new {
+                // The refused request leaves nothing. If this fails, an empty session stays.
+                session.delete().await.unwrap_or_default();
+            }
+            return Err(run_error(error));
+        }
+    };
+    Ok(run.with_options(WatchOptions::default().with(|options| options.arguments = true)))
+}
+
+async fn open(
+    state: &ApiState,
+    caller: &Caller,
+    agent: &str,
+    id: &SessionId,
+) -> Result<SessionHandle, ChatError> {
+    let open = OpenSession::from(id.as_str()).with_agent(agent);
+    match state.host.open_session(open).await {
+        Ok(session) => Ok(caller.with_author(session)),
+        // Another request has opened it meanwhile.
+        Err(HostError::SessionExists) => Ok(session_of(state, caller, id).await?),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn run_error(error: HostError) -> ChatError {
+    if error != HostError::RunInProgress {
+        return error.into();
+    }
+    let message = "run in progress: join its stream, answer what it waits for, or stop it first";
+    ChatError::unprocessable("run_in_progress", message)
+}
+
+/// Returns the place of the run in progress.
+pub(super) fn current_place(snapshot: &SessionSnapshot) -> Option<RunPlace> {
+    let run = snapshot.current_run.as_ref()?;
+    Some(RunPlace { session: snapshot.id.clone(), run: run.run_id.clone(), seq: run.seq })
+}

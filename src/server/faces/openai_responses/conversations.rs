@@ -1,0 +1,226 @@
+//! `/v1/conversations`: a conversation is a session.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse as _, Response};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::super::super::access::Caller;
+use super::super::super::extract::{PathParameters, StrictQuery, read_in_time};
+use super::super::super::state::{ApiState, AppState};
+use super::super::openai_error::OpenAiError;
+use super::super::session_of;
+use super::ids::{ResponseId, conversation_id, session_of_conversation};
+use super::object::FacePair;
+use super::request::{self, history, metadata, no_such_conversation, wrong};
+use super::stored::{StoredRun, runs_of};
+use super::{check_media_type, console_address, fold_options, input_item};
+use callsheet_host::runtime::{HostError, OpenSession, SessionHandle};
+use callsheet_values::record::Record;
+use callsheet_values::types::{Metadata, Seq, Usage};
+
+/// The pair of metadata that names the agent of a new conversation.
+const AGENT_PAIR: &str = "agent";
+
+/// The number of items of a page, and its maximum.
+const PAGE_ITEMS: usize = 20;
+const PAGE_ITEMS_MAX: usize = 100;
+
+/// Opens a conversation. Its agent is the one that `metadata.agent` names, or the default one.
+pub(super) async fn open(
+    State(state): State<AppState>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, OpenAiError> {
+    let body = match request.headers().contains_key("content-type") {
+        false => Map::new(),
+        true => {
+            check_media_type(request.headers())?;
+            request::object(&read_in_time(request, &state).await?.bytes)?
+        }
+    };
+    if let Some(other) = body.keys().find(|name| !["metadata", "items"].contains(&name.as_str())) {
+        return Err(wrong(other, "is not supported"));
+    }
+    let metadata = metadata(&body, &FacePair::default())?;
+    let mut instructions = Vec::new();
+    let items = request::items(body.get("items"), &mut instructions)?;
+    if !instructions.is_empty() {
+        return Err(wrong("items", "a conversation has no system message: send instructions"));
+    }
+    let named = metadata.get(AGENT_PAIR).map(str::to_owned);
+    let agent = named.or_else(|| state.options.faces.openai.default_agent.clone());
+    let agent = state.host.agent_name(agent)?;
+    caller.check_agent(&agent)?;
+    let messages = history(&items)?;
+    let open = OpenSession::default().with(|open| {
+        open.agent = Some(agent.to_string());
+        open.metadata = metadata;
+        open.messages = messages;
+    });
+    let session = state.host.open_session(open).await?;
+    Ok(Json(object(&session).await?).into_response())
+}
+
+async fn object(session: &SessionHandle) -> Result<Value, OpenAiError> {
+    let (first, _) = session.record_page(Seq(0), 1).await?;
+    let first = first.into_iter().next();
+    let created = first.as_ref().map_or(0, |entry| entry.time / 1000);
+    let metadata = match first.map(|entry| entry.record) {
+        Some(Record::SessionOpened { metadata, .. }) => metadata,
+        Some(_) | None => Metadata::default(),
+    };
+    let id = conversation_id(session.id());
+    let body =
+        json!({"id": id, "object": "conversation", "created_at": created, "metadata": metadata});
+    Ok(body)
+}
+
+async fn named(
+    state: &ApiState,
+    caller: &Caller,
+    parameters: &PathParameters,
+) -> Result<SessionHandle, OpenAiError> {
+    let text = parameters.get("id").unwrap_or_default();
+    let id = session_of_conversation(text).ok_or_else(|| no_such_conversation(text))?;
+    session_of(state, caller, &id).await.map_err(|error| {
+        let error = OpenAiError::from(error);
+        if error.is_not_found() { no_such_conversation(text) } else { error }
+    })
+}
+
+pub(super) async fn retrieve(
+    State(state): State<AppState>,
+    caller: Caller,
+    parameters: PathParameters,
+) -> Result<Response, OpenAiError> {
+    let session = named(&state, &caller, &parameters).await?;
+    Ok(Json(object(&session).await?).into_response())
+}
+
+pub(super) async fn delete(
+    State(state): State<AppState>,
+    caller: Caller,
+    parameters: PathParameters,
+) -> Result<Response, OpenAiError> {
+    let session = named(&state, &caller, &parameters).await?;
+    session.close().await?;
+    let id = conversation_id(session.id());
+    let body = json!({"id": id, "object": "conversation.deleted", "deleted": true});
+    Ok(Json(body).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ItemsQuery {
+    after: Option<String>,
+    limit: Option<usize>,
+    order: Option<String>,
+}
+
+/// Returns a page of the inputs and the outputs of all responses, the newest first unless `order=asc`.
+pub(super) async fn items(
+    State(state): State<AppState>,
+    caller: Caller,
+    parameters: PathParameters,
+    headers: HeaderMap,
+    StrictQuery(ItemsQuery { after, limit, order }): StrictQuery<ItemsQuery>,
+) -> Result<Response, OpenAiError> {
+    let session = named(&state, &caller, &parameters).await?;
+    let limit = limit.unwrap_or(PAGE_ITEMS);
+    if !(1..=PAGE_ITEMS_MAX).contains(&limit) {
+        return Err(wrong("limit", "must be a number from 1 to 100"));
+    }
+    let console = console_address(&state, &headers);
+    let _guard = state.reads.reports.lock().await;
+    let mut items = Vec::new();
+    for run in runs_of(&session).await? {
+        let Some(run) = StoredRun::find(&state, &caller, session.id(), run).await? else {
+            continue;
+        };
+        items.push(input_item(&run));
+        let (session, begins) = (run.place.session.clone(), run.place.seq);
+        let id = ResponseId { session, run: begins, begins };
+        for fold in run.responses(fold_options(&state, id, &run, None, &console)).await? {
+            items.extend(fold.response().into_iter().flat_map(|it| it.output()).cloned());
+        }
+    }
+    match order.as_deref() {
+        None | Some("desc") => items.reverse(),
+        Some("asc") => {}
+        Some(_) => return Err(wrong("order", "must be asc or desc")),
+    }
+    let first = match &after {
+        None => 0,
+        Some(after) => {
+            let at = items.iter().position(|item| item["id"] == **after);
+            1 + at.ok_or_else(|| wrong("after", "the conversation has no such item"))?
+        }
+    };
+    let page: Vec<&Value> = items.iter().skip(first).take(limit).collect();
+    let has_more = items.len() > first + page.len();
+    let [first, last] = [page.first(), page.last()].map(|item| item.map(|item| &item["id"]));
+    let body = json!({
+        "object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more,
+    });
+    state.answer_limiter.json(&body).map_err(OpenAiError::from)
+}
+
+/// Makes the context of a conversation smaller, and returns an item that stands for it in the input of later requests.
+pub(super) async fn compact(
+    State(state): State<AppState>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, OpenAiError> {
+    let headers = request.headers().clone();
+    check_media_type(&headers)?;
+    let path = request.uri().path().to_owned();
+    let body = read_in_time(request, &state).await?;
+    let fields = request::object(&body.bytes)?;
+    let known = ["model", "input", "previous_response_id", "instructions", "prompt_cache_key"];
+    if let Some(other) = fields.keys().find(|name| !known.contains(&name.as_str())) {
+        return Err(wrong(other, "is not supported"));
+    }
+    let request = request::CreateRequest::parse(&body.bytes)?;
+    let received = super::ReceivedRequest {
+        face: super::FaceKind::Responses,
+        caller: &caller,
+        headers: &headers,
+        path: &path,
+        body: &body.bytes,
+    };
+    let asked = super::create::agent_of(&state, &caller, &request)?;
+    let console = console_address(&state, &headers);
+    let plan = super::create::plan(&state, received, &request, &asked, &console).await?;
+    let session = super::create::copy(&state, &caller, &request, &asked, plan).await?;
+    let before = session.snapshot().await?.usage;
+    match session.compact().await {
+        // The whole history is short.
+        Ok(_) | Err(HostError::NothingToCompact) => {}
+        Err(error) => {
+            drop(session.close().await);
+            return Err(error.into());
+        }
+    }
+    let after = session.snapshot().await?.usage;
+    let usage = Usage {
+        input_tokens: after.input_tokens.saturating_sub(before.input_tokens),
+        output_tokens: after.output_tokens.saturating_sub(before.output_tokens),
+        cached_tokens: after.cached_tokens.saturating_sub(before.cached_tokens),
+        reasoning_tokens: after.reasoning_tokens.saturating_sub(before.reasoning_tokens),
+    };
+    let conversation = object(&session).await?;
+    let content = conversation_id(session.id());
+    let id = format!("cmp_{}", session.id());
+    let item = json!({"type": "compaction", "id": id, "encrypted_content": content});
+    let body = json!({
+        "id": format!("resp_{content}"),
+        "object": "response.compaction",
+        "output": [item],
+        "created_at": conversation["created_at"],
+        "usage": super::object::usage(usage),
+    });
+    Ok(Json(body).into_response())
+}

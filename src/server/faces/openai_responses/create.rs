@@ -1,0 +1,548 @@
+//! `POST /v1/responses`: starts a run, or lets one go on that waits for its client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+
+use super::super::super::access::Caller;
+use super::super::super::approvals::MESSAGE_CHARS_MAX;
+use super::super::super::state::ApiState;
+use super::super::begin::{self, ActedRun, BegunRun, ReceivedRequest};
+use super::super::openai_error::OpenAiError;
+use super::super::stream::{Fold as _, RunEvents};
+use super::super::{AskedAgent, named_session, session_of};
+use super::fold::{FoldOptions, ResponseFold, Wait};
+use super::ids::{ItemId, ResponseId};
+use super::request::{
+    CreateRequest, InputItem, Named, history, history_and_input, input, no_such_conversation,
+    no_such_response, wrong,
+};
+use super::stored::{StoredRun, runs_of, session_tools};
+use super::{fold_options, unstored};
+use callsheet_host::runtime::{
+    ClientResultError, HostError, OpenSession, RunRequest, SessionHandle, StartedRun,
+};
+use callsheet_machines::turn::ApprovalDecision;
+use callsheet_values::config::{RunOverrides, TokenScope};
+use callsheet_values::record::RequestKey;
+use callsheet_values::types::{ApprovalVerdict, Content, Seq, SessionId, WaitPhase};
+
+/// The pause between attempts to answer a call that the session hands to the client at this moment, and their number.
+const ANSWER_AGAIN: Duration = Duration::from_millis(20);
+const ANSWER_TRIES: u32 = 250;
+
+/// The parameter that is ignored if it is above the maximum of the agent.
+const MAX_OUTPUT: &str = "max_output_tokens";
+
+/// What a request does.
+pub(super) enum Plan {
+    /// Starts a run in a new session.
+    New { id: Option<SessionId>, keyed: bool },
+    /// Starts a run in a session, after its last one.
+    Next(SessionHandle),
+    /// Starts a run after an earlier one: in its session, or in a fork if there is a later one.
+    After(Box<StoredRun>, Seq),
+    /// Lets the run go on whose response has ended for its client.
+    Resume(Box<StoredRun>, Box<ResponseFold>),
+    /// Says again what the run waits for, because the request does not decide it.
+    Repeat(Box<ResponseFold>),
+}
+
+/// Finds the agent that a request asks for.
+pub(super) fn agent_of(
+    state: &ApiState,
+    caller: &Caller,
+    request: &CreateRequest,
+) -> Result<AskedAgent, OpenAiError> {
+    let default = state.options.faces.openai.default_agent.as_deref();
+    let found = match request.model.is_empty() {
+        true => {
+            let agent = state.host.agent_name(default.map(str::to_owned))?;
+            AskedAgent { agent: agent.to_string(), model: None }
+        }
+        false => AskedAgent::find(state, &request.model, default)
+            .ok_or_else(|| OpenAiError::no_such_model(&request.model, &state.host.agents()))?,
+    };
+    caller.check_agent(&found.agent)?;
+    Ok(found)
+}
+
+/// Finds out what a request does, without an effect.
+pub(super) async fn plan(
+    state: &ApiState,
+    received: ReceivedRequest<'_>,
+    request: &CreateRequest,
+    asked: &AskedAgent,
+    console: &str,
+) -> Result<Plan, OpenAiError> {
+    let caller = received.caller;
+    let named = named_session(received.headers)?;
+    let (own, items) = request.new_items();
+    let answered = items.iter().find_map(|item| {
+        let id = match item {
+            InputItem::Output { call, .. } => call,
+            InputItem::Decision { request, .. } => request,
+            InputItem::User(_)
+            | InputItem::Assistant(_)
+            | InputItem::Own { .. }
+            | InputItem::Call(_) => return None,
+        };
+        ItemId::parse(id).map(|id| (id.session, Some(id.run)))
+    });
+    let run_of_items = answered.or(own);
+    let session = match (&request.names, &run_of_items) {
+        (Some(Named::Response(id)), _) => Some(id.session.clone()),
+        (Some(Named::Conversation(session)), _) => Some(session.clone()),
+        (None, Some((session, _))) => Some(session.clone()),
+        (None, None) => None,
+    };
+    if let (Some(named), Some(session)) = (&named, &session)
+        && named != session
+    {
+        return Err(wrong("X-Callsheet-Session", "names another session than the body"));
+    }
+    let options = |id: ResponseId, run: &StoredRun| fold_options(state, id, run, None, console);
+    let run = match (&request.names, run_of_items) {
+        (Some(Named::Response(id)), _) => {
+            let run = StoredRun::of_response(state, caller, id, "previous_response_id").await?;
+            check_agent(&run.session, asked, "previous_response_id").await?;
+            let fold = run.fold(options(id.clone(), &run)).await?;
+            let fold =
+                fold.ok_or_else(|| no_such_response("previous_response_id", &id.to_string()))?;
+            return plan_after(caller, run, fold, items).await;
+        }
+        (None, Some((session, None))) => {
+            return plan_in(state, caller, &session, asked, items, console).await;
+        }
+        (None, Some((session, Some(run)))) => {
+            let found = StoredRun::find(state, caller, &session, run).await?;
+            found.ok_or_else(|| {
+                wrong("input", "refers to an item of a session that does not exist")
+            })?
+        }
+        (Some(Named::Conversation(session)), _) => {
+            let missing = || no_such_conversation(&super::ids::conversation_id(session));
+            match session_of(state, caller, session).await {
+                Ok(found) => check_agent(&found, asked, "conversation").await?,
+                Err(error) => {
+                    let error = OpenAiError::from(error);
+                    return Err(if error.is_not_found() { missing() } else { error });
+                }
+            }
+            return plan_in(state, caller, session, asked, items, console).await;
+        }
+        (None, None) => {
+            let keyed = named.is_none().then(|| received.session_of_key()).flatten();
+            let Some(id) = named.or(keyed.clone()) else {
+                return Ok(Plan::New { id: None, keyed: false });
+            };
+            return match state.host.session(&id).exists().await? && keyed.is_none() {
+                true => plan_in(state, caller, &id, asked, items, console).await,
+                false => Ok(Plan::New { id: Some(id), keyed: keyed.is_some() }),
+            };
+        }
+    };
+    check_agent(&run.session, asked, "input").await?;
+    let id = response_id(&run);
+    let fold = run.last_response(options(id, &run)).await?;
+    plan_after(caller, run, fold, items).await
+}
+
+fn response_id(run: &StoredRun) -> ResponseId {
+    ResponseId { session: run.place.session.clone(), run: run.place.seq, begins: run.place.seq }
+}
+
+/// Plans a request for a session, after all that it has.
+async fn plan_in(
+    state: &ApiState,
+    caller: &Caller,
+    session: &SessionId,
+    asked: &AskedAgent,
+    items: &[InputItem],
+    console: &str,
+) -> Result<Plan, OpenAiError> {
+    let handle = session_of(state, caller, session).await?;
+    check_agent(&handle, asked, "model").await?;
+    let is_waiting = handle
+        .snapshot()
+        .await?
+        .current_run
+        .is_some_and(|run| !(run.approvals.is_empty() && run.client_calls.is_empty()));
+    let last = match is_waiting {
+        true => runs_of(&handle).await?.pop(),
+        false => None,
+    };
+    let Some(last) = last else { return Ok(Plan::Next(handle)) };
+    let Some(run) = StoredRun::find(state, caller, session, last).await? else {
+        return Ok(Plan::Next(handle));
+    };
+    let options = fold_options(state, response_id(&run), &run, None, console);
+    let fold = run.last_response(options).await?;
+    plan_after(caller, run, fold, items).await
+}
+
+async fn check_agent(
+    session: &SessionHandle,
+    asked: &AskedAgent,
+    param: &str,
+) -> Result<(), OpenAiError> {
+    let agent = session.agent().await?;
+    if agent == asked.agent {
+        return Ok(());
+    }
+    Err(wrong(
+        param,
+        &format!("belongs to a session of the agent {agent:?}, which must be the model"),
+    ))
+}
+
+/// Plans what follows a response.
+async fn plan_after(
+    caller: &Caller,
+    run: StoredRun,
+    fold: ResponseFold,
+    items: &[InputItem],
+) -> Result<Plan, OpenAiError> {
+    if !fold.has_ended() {
+        return Err(in_progress());
+    }
+    if let Some(end) = fold.run_end() {
+        return match items.iter().any(is_answer) {
+            true => Err(wrong(
+                "input",
+                "has the result of a call, or a decision, for which no response waits",
+            )),
+            false => Ok(Plan::After(Box::new(run), end)),
+        };
+    }
+    if items.iter().any(is_answer) {
+        if items.iter().any(|item| matches!(item, InputItem::Decision { .. })) {
+            caller.check_scope(TokenScope::Approve)?;
+        }
+        check_answers(&fold, items)?;
+        return Ok(Plan::Resume(Box::new(run), Box::new(fold)));
+    }
+    let current = run.session.snapshot().await?.current_run;
+    match current.filter(|current| current.run_id == run.place.run) {
+        Some(current) if current.approvals.is_empty() && current.client_calls.is_empty() => {
+            Err(in_progress())
+        }
+        Some(_) => {
+            let call = fold.waits().find_map(client_call_id);
+            match call {
+                Some(id) => Err(wrong("input", &format!("no output found for the call {id}"))),
+                None => Ok(Plan::Repeat(Box::new(fold))),
+            }
+        }
+        // Decided elsewhere, and over.
+        None => Ok(Plan::Next(run.session)),
+    }
+}
+
+/// Returns the error of a request for a conversation that has a response in progress.
+fn in_progress() -> OpenAiError {
+    let message = "a response of this conversation is in progress: wait for its end, or cancel it";
+    OpenAiError::new(StatusCode::UNPROCESSABLE_ENTITY, "run_in_progress", message)
+}
+
+fn client_call_id(wait: Wait<'_>) -> Option<String> {
+    match wait {
+        Wait::Client(id) => Some(id),
+        Wait::Approval(..) => None,
+    }
+}
+
+fn is_answer(item: &InputItem) -> bool {
+    matches!(item, InputItem::Output { .. } | InputItem::Decision { .. })
+}
+
+/// Checks that the items answer all that the response waits for, and nothing else.
+fn check_answers(fold: &ResponseFold, items: &[InputItem]) -> Result<(), OpenAiError> {
+    let waits: Vec<String> = fold
+        .waits()
+        .map(|wait| match wait {
+            Wait::Approval(_, id) | Wait::Client(id) => id,
+        })
+        .collect();
+    let answered = |item: &InputItem| match item {
+        InputItem::Output { call: id, .. } | InputItem::Decision { request: id, .. } => {
+            Some(id.clone())
+        }
+        InputItem::User(_)
+        | InputItem::Assistant(_)
+        | InputItem::Own { .. }
+        | InputItem::Call(_) => None,
+    };
+    let answers: Vec<String> = items.iter().filter_map(answered).collect();
+    if let Some(other) = answers.iter().find(|id| !waits.contains(id)) {
+        let call =
+            |id: &str| ItemId::parse(id).map(|it| it.of.split('.').next().map(str::to_owned));
+        let is_stale = waits.iter().any(|wait| call(wait).is_some() && call(wait) == call(other));
+        let message = match is_stale {
+            true => format!("{other} is about other arguments than those that wait for a decision"),
+            false => {
+                format!("no response waits for {:?}", callsheet_values::types::excerpt(other, 200))
+            }
+        };
+        return Err(wrong("input", &message));
+    }
+    match waits.iter().find(|id| !answers.contains(id)) {
+        Some(missing) => {
+            let kind = if missing.starts_with("call_") { "output" } else { "decision" };
+            Err(wrong("input", &format!("no {kind} found for {missing}: answer all that wait")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A response whose answer begins, and parameters that were not taken because the agent allows less.
+pub(super) struct BegunResponse {
+    pub(super) begun: BegunRun,
+    pub(super) fold: FoldOptions,
+    pub(super) ignored: Vec<&'static str>,
+}
+
+/// Carries a plan out, unless the request repeats an earlier one.
+pub(super) async fn carry_out(
+    state: &ApiState,
+    received: ReceivedRequest<'_>,
+    request: &CreateRequest,
+    asked: &AskedAgent,
+    plan: Plan,
+    console: &str,
+) -> Result<BegunResponse, OpenAiError> {
+    let mut ignored = Vec::new();
+    let (_, items) = request.new_items();
+    if let Plan::Resume(run, fold) = plan {
+        let begins = Seq(fold.ended_at().0 + 1);
+        let begun = begin::begin(state, received, resume(&run, items)).await?;
+        let id = ResponseId { begins, ..response_id(&run) };
+        let fold = fold_options(state, id, &run, None, console);
+        return Ok(BegunResponse { begun, fold, ignored });
+    }
+    let start = async {
+        let (OpenedSession { session, is_new }, content) =
+            open(state, received.caller, request, asked, plan).await?;
+        let started = start(&session, request, asked, content, received, &mut ignored).await;
+        if started.is_err() && is_new {
+            // Nothing is half done.
+            drop(session.close().await);
+        }
+        started
+    };
+    let begun = begin::begin(state, received, start).await?;
+    let id = ResponseId {
+        session: begun.session.id().clone(),
+        run: begun.place.seq,
+        begins: begun.place.seq,
+    };
+    let mut settings = request.settings();
+    settings.session_tools = session_tools(&begun.session).await?;
+    if ignored.contains(&MAX_OUTPUT) {
+        settings.overrides = Arc::new(without_maximum(&request.overrides));
+    }
+    let openai = &state.options.faces.openai;
+    let fold = FoldOptions {
+        id,
+        after: None,
+        show_tools: openai.show_tools,
+        unproven_text: openai.unproven_text,
+        console: console.to_owned(),
+        settings: Arc::new(settings),
+    };
+    Ok(BegunResponse { begun, fold, ignored })
+}
+
+/// A session for a run.
+struct OpenedSession {
+    session: SessionHandle,
+    is_new: bool,
+}
+
+/// Opens the session of a plan that starts a run. Returns it with the input.
+async fn open(
+    state: &ApiState,
+    caller: &Caller,
+    request: &CreateRequest,
+    asked: &AskedAgent,
+    plan: Plan,
+) -> Result<(OpenedSession, Content), OpenAiError> {
+    let (own, items) = request.new_items();
+    let goes_on = own.is_some() || !matches!(plan, Plan::New { .. });
+    let (messages, content) = match goes_on {
+        true => (Vec::new(), input(items)?),
+        false => history_and_input(items)?,
+    };
+    let is_unstored = request.pair.unstored;
+    let fork_id = || is_unstored.then(unstored::session_id);
+    let (session, is_new) = match plan {
+        Plan::Next(session) if is_unstored && !unstored::is_unstored(session.id()) => {
+            let at = session.stored_snapshot().await?.seq;
+            (state.host.fork(&session, at, fork_id()).await?, true)
+        }
+        Plan::Next(session) => (session, false),
+        Plan::After(run, end) => {
+            let may_go_on = !is_unstored || unstored::is_unstored(run.session.id());
+            match may_go_on && run.is_last(end).await? {
+                true => (run.session, false),
+                false => (state.host.fork(&run.session, end, fork_id()).await?, true),
+            }
+        }
+        Plan::New { id, keyed } => {
+            let open = OpenSession::default().with(|open| {
+                open.agent = Some(asked.agent.clone());
+                open.id = id.as_ref().map(ToString::to_string).or_else(fork_id);
+                open.messages = messages;
+            });
+            match (state.host.open_session(open).await, id) {
+                // A request with the same key has opened it.
+                (Err(HostError::SessionExists), Some(id)) if keyed => {
+                    (session_of(state, caller, &id).await?, false)
+                }
+                (opened, _) => (opened?, true),
+            }
+        }
+        // They start no run.
+        Plan::Resume(run, _) => (run.session, false),
+        Plan::Repeat(_) => return Err(OpenAiError::from(HostError::RunInProgress)),
+    };
+    Ok((OpenedSession { session: caller.with_author(session), is_new }, content))
+}
+
+/// Opens a session with the history that a request names.
+pub(super) async fn copy(
+    state: &ApiState,
+    caller: &Caller,
+    request: &CreateRequest,
+    asked: &AskedAgent,
+    plan: Plan,
+) -> Result<SessionHandle, OpenAiError> {
+    let (_, items) = request.new_items();
+    if !matches!(plan, Plan::New { .. }) && !items.is_empty() {
+        return Err(wrong(
+            "input",
+            "must have no item behind the history: send it with the next request",
+        ));
+    }
+    let session = match plan {
+        Plan::New { .. } => {
+            let messages = history(items)?;
+            let open = OpenSession::default().with(|open| {
+                open.agent = Some(asked.agent.clone());
+                open.messages = messages;
+            });
+            state.host.open_session(open).await?
+        }
+        Plan::Next(session) => {
+            let at = session.stored_snapshot().await?.seq;
+            state.host.fork(&session, at, None).await?
+        }
+        Plan::After(run, end) => state.host.fork(&run.session, end, None).await?,
+        Plan::Resume(..) | Plan::Repeat(_) => return Err(HostError::RunInProgress.into()),
+    };
+    Ok(caller.with_author(session))
+}
+
+/// Starts the run. A maximum above that of the agent is left out, and named in `ignored`.
+async fn start(
+    session: &SessionHandle,
+    request: &CreateRequest,
+    asked: &AskedAgent,
+    content: Content,
+    received: ReceivedRequest<'_>,
+    ignored: &mut Vec<&'static str>,
+) -> Result<StartedRun, OpenAiError> {
+    let run = |overrides: RunOverrides| {
+        RunRequest::default().with(|run| {
+            run.input = content.clone();
+            run.overrides = overrides;
+            run.overrides.model.clone_from(&asked.model);
+            run.metadata = request.metadata.clone();
+            run.request_key = received.key().map(|key| {
+                let body = String::from_utf8_lossy(received.body);
+                RequestKey::new(key, &format!("{} {body}", received.path))
+            });
+        })
+    };
+    match session.start_run(run(request.overrides.clone())).await {
+        Err(error) if error.api_code() == "limit_too_high" => {
+            let overrides = without_maximum(&request.overrides);
+            if overrides == request.overrides {
+                return Err(error.into());
+            }
+            ignored.push(MAX_OUTPUT);
+            Ok(session.start_run(run(overrides)).await?)
+        }
+        Err(HostError::RunInProgress) => Err(in_progress()),
+        started => Ok(started?),
+    }
+}
+
+fn without_maximum(overrides: &RunOverrides) -> RunOverrides {
+    overrides.clone().with(|overrides| overrides.max_output_tokens = None)
+}
+
+/// Answers what a run waits for. Further messages of the user steer it.
+async fn resume(run: &StoredRun, items: &[InputItem]) -> Result<ActedRun, OpenAiError> {
+    let session = &run.session;
+    for item in items {
+        match item {
+            InputItem::Decision { request, approve, reason } => {
+                decide(session, request, *approve, reason.clone()).await?;
+            }
+            InputItem::Output { call, output } => {
+                let call = ItemId::parse(call).map_or("", |id| id.of);
+                let mut tries = 0;
+                // The response shows a call when it is certain, and the session may hand it out a moment later.
+                while let Err(error) = session.answer_call(call, output.clone()).await {
+                    tries += 1;
+                    if tries == ANSWER_TRIES
+                        || error != HostError::ClientResult(ClientResultError::NoSuchCall)
+                    {
+                        return Err(error.into());
+                    }
+                    tokio::time::sleep(ANSWER_AGAIN).await;
+                }
+            }
+            InputItem::User(content) => drop(session.steer(content.clone()).await?),
+            InputItem::Assistant(_) | InputItem::Own { .. } | InputItem::Call(_) => {}
+        }
+    }
+    let events = RunEvents::join(session.clone(), run.place.clone()).await?;
+    Ok(ActedRun { session: session.clone(), place: run.place.clone(), events })
+}
+
+/// Decides about a call, or answers the question of its tool: with the reason, if that is JSON.
+async fn decide(
+    session: &SessionHandle,
+    request: &str,
+    approve: bool,
+    reason: Option<String>,
+) -> Result<(), OpenAiError> {
+    let missing = || wrong("input", "approval_request_id: no response waits for it");
+    let id = ItemId::parse(request).ok_or_else(missing)?;
+    let mut parts = id.of.splitn(3, '.');
+    let (Some(call), Some(phase), Some(sha)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(missing());
+    };
+    let key = call.parse().map_err(|_| missing())?;
+    let phase = [WaitPhase::Before, WaitPhase::After, WaitPhase::Input]
+        .into_iter()
+        .find(|it| it.as_str() == phase);
+    if reason.as_ref().is_some_and(|reason| reason.chars().nth(MESSAGE_CHARS_MAX).is_some()) {
+        return Err(wrong("input", &format!("reason: at most {MESSAGE_CHARS_MAX} characters")));
+    }
+    let is_question = phase == Some(WaitPhase::Input);
+    let content = reason.as_deref().filter(|_| is_question && approve);
+    let content = content.and_then(|text| serde_json::from_str(text).ok());
+    let decision = ApprovalDecision {
+        phase,
+        verdict: if approve { ApprovalVerdict::Approved } else { ApprovalVerdict::Rejected },
+        message: reason.filter(|reason| content.is_none() && !reason.trim().is_empty()),
+        arguments_sha256: sha.to_owned(),
+        content,
+        author: None,
+    };
+    Ok(session.decide(key, decision).await?)
+}

@@ -1,0 +1,599 @@
+//! The body of a request for a response: what a run needs of it. What this host does not support is an error that names
+//! the parameter.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use serde_json::{Map, Value, json};
+
+use super::super::openai_error::OpenAiError;
+use super::fold::SERVER_LABEL;
+use super::ids::{ItemId, ResponseId, session_of_conversation};
+use super::object::{FacePair, ResponseSettings};
+use callsheet_tools::ToolOutput;
+use callsheet_values::config::{ClientTool, OutputRequest, RunOverrides};
+use callsheet_values::types::{
+    Content, ContentPart, Image, Metadata, ResultPart, Seq, SessionId, ToolChoice, excerpt,
+};
+
+/// Parameters without effect, and the check of their values. They are named in a header of the answer.
+const IGNORED: [(&str, Check); 14] = [
+    ("temperature", Value::is_number),
+    ("top_p", Value::is_number),
+    ("presence_penalty", Value::is_number),
+    ("frequency_penalty", Value::is_number),
+    ("reasoning", Value::is_object),
+    ("service_tier", Value::is_string),
+    ("truncation", Value::is_string),
+    ("safety_identifier", Value::is_string),
+    ("prompt_cache_key", Value::is_string),
+    ("prompt_cache_retention", Value::is_string),
+    ("user", Value::is_string),
+    ("stream_options", Value::is_object),
+    ("include", Value::is_array),
+    ("top_logprobs", is_zero),
+];
+
+type Check = fn(&Value) -> bool;
+
+/// The names of the other parameters.
+const KNOWN: [&str; 15] = [
+    "model",
+    "input",
+    "previous_response_id",
+    "conversation",
+    "tools",
+    "tool_choice",
+    "metadata",
+    "text",
+    "parallel_tool_calls",
+    "stream",
+    "background",
+    "max_output_tokens",
+    "max_tool_calls",
+    "instructions",
+    "store",
+];
+
+fn is_zero(value: &Value) -> bool {
+    value.as_u64() == Some(0)
+}
+
+/// A request for a response.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CreateRequest {
+    pub(super) model: String,
+    pub(super) stream: bool,
+    pub(super) overrides: RunOverrides,
+    pub(super) metadata: Metadata,
+    pub(super) pair: FacePair,
+    /// The response or the conversation that the request names.
+    pub(super) names: Option<Named>,
+    pub(super) items: Vec<InputItem>,
+    /// The names of parameters that are ignored.
+    pub(super) ignored: Vec<&'static str>,
+}
+
+/// What a request goes on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    Response(ResponseId),
+    Conversation(SessionId),
+}
+
+/// An item of the input.
+#[derive(Clone, Debug)]
+pub(super) enum InputItem {
+    User(Content),
+    Assistant(String),
+    /// An item that an earlier response of this host had.
+    Own {
+        run: Option<Seq>,
+        session: SessionId,
+    },
+    /// A call of another host.
+    Call(Value),
+    /// The result of a call.
+    Output {
+        call: String,
+        output: ToolOutput,
+    },
+    /// The decision about an approval.
+    Decision {
+        request: String,
+        approve: bool,
+        reason: Option<String>,
+    },
+}
+
+impl CreateRequest {
+    /// Parses a body.
+    pub(super) fn parse(body: &[u8]) -> Result<Self, OpenAiError> {
+        let mut fields = object(body)?;
+        let mut ignored = ignored(&mut fields)?;
+        if let Some(unknown) = fields.keys().find(|name| !KNOWN.contains(&name.as_str())) {
+            let name = excerpt(unknown, 64);
+            return Err(wrong(&name, "is not supported"));
+        }
+        let mut request = Self {
+            model: text(&fields, "model")?.unwrap_or_default().to_owned(),
+            stream: flag(&fields, "stream")?.unwrap_or(false),
+            names: named(&fields)?,
+            ..Self::default()
+        };
+        request.pair.previous = text(&fields, "previous_response_id")?.map(str::to_owned);
+        request.pair.background = flag(&fields, "background")?.unwrap_or(false);
+        request.pair.unstored = !flag(&fields, "store")?.unwrap_or(true);
+        if request.pair.unstored && request.pair.background {
+            return Err(wrong(
+                "store",
+                "must not be false with background: nobody could read the response",
+            ));
+        }
+        let parallel = flag(&fields, "parallel_tool_calls")?;
+        let overrides = &mut request.overrides;
+        // Only less than the agent allows can be asked for.
+        overrides.multi_tool_calls = parallel.filter(|parallel| !parallel);
+        overrides.max_output_tokens = number(&fields, "max_output_tokens")?;
+        overrides.limits.max_tool_calls_per_run =
+            number(&fields, "max_tool_calls")?.map(NonZeroU32::get);
+        overrides.client_tools = client_tools(fields.get("tools"))?;
+        overrides.tool_choice = tool_choice(fields.get("tool_choice"))?;
+        (overrides.output, request.pair.format) = format(fields.get("text"), &mut ignored)?;
+        let mut instructions: Vec<String> =
+            text(&fields, "instructions")?.map(str::to_owned).into_iter().collect();
+        request.items = items(fields.get("input"), &mut instructions)?;
+        instructions.retain(|text| !text.trim().is_empty());
+        request.overrides.instructions =
+            Some(instructions.join("\n\n")).filter(|text| !text.is_empty());
+        request.metadata = metadata(&fields, &request.pair)?;
+        request.ignored = ignored;
+        Ok(request)
+    }
+
+    /// Returns the settings of the run that the request starts.
+    pub(super) fn settings(&self) -> ResponseSettings {
+        ResponseSettings {
+            overrides: Arc::new(self.overrides.clone()),
+            metadata: self.metadata.clone(),
+            pair: self.pair.clone(),
+            session_tools: None,
+        }
+    }
+
+    /// Splits the items behind the last one that this host has sent: the place of that one, and the new items.
+    pub(super) fn new_items(&self) -> (Option<(SessionId, Option<Seq>)>, &[InputItem]) {
+        let own = |item: &InputItem| matches!(item, InputItem::Own { .. });
+        let Some(at) = self.items.iter().rposition(own) else { return (None, &self.items) };
+        let place = match self.items.get(at) {
+            Some(InputItem::Own { run, session }) => Some((session.clone(), *run)),
+            Some(_) | None => None,
+        };
+        (place, self.items.get(at + 1..).unwrap_or_default())
+    }
+}
+
+/// Parses a body, an object. Clients send null for what they leave out.
+pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>, OpenAiError> {
+    let value: Value = serde_json::from_slice(body).map_err(|error| {
+        let message = format!("the body is not valid JSON: {error}");
+        OpenAiError::new(StatusCode::BAD_REQUEST, "invalid_json", message)
+    })?;
+    let Value::Object(mut fields) = value else {
+        let message = "the body must be a JSON object";
+        return Err(OpenAiError::new(StatusCode::BAD_REQUEST, "invalid_request", message));
+    };
+    fields.retain(|_, value| !value.is_null());
+    Ok(fields)
+}
+
+/// Returns the error of a parameter.
+pub(super) fn wrong(param: &str, problem: &str) -> OpenAiError {
+    OpenAiError::parameter(param, format!("{param}: {problem}"))
+}
+
+fn ignored(fields: &mut Map<String, Value>) -> Result<Vec<&'static str>, OpenAiError> {
+    let mut names = Vec::new();
+    for (name, is_valid) in IGNORED {
+        let Some(value) = fields.remove(name) else { continue };
+        if !is_valid(&value) {
+            return Err(wrong(name, "has a value that is not supported"));
+        }
+        let logprobs = |value: &Value| value == "message.output_text.logprobs";
+        if value.as_array().is_some_and(|list| list.iter().any(logprobs)) {
+            return Err(wrong(name, "logprobs are not supported"));
+        }
+        names.push(name);
+    }
+    Ok(names)
+}
+
+pub(super) fn text<'a>(
+    fields: &'a Map<String, Value>,
+    name: &str,
+) -> Result<Option<&'a str>, OpenAiError> {
+    let Some(value) = fields.get(name) else { return Ok(None) };
+    value.as_str().map(Some).ok_or_else(|| wrong(name, "must be a string"))
+}
+
+fn flag(fields: &Map<String, Value>, name: &str) -> Result<Option<bool>, OpenAiError> {
+    let Some(value) = fields.get(name) else { return Ok(None) };
+    value.as_bool().map(Some).ok_or_else(|| wrong(name, "must be true or false"))
+}
+
+fn number(fields: &Map<String, Value>, name: &str) -> Result<Option<NonZeroU32>, OpenAiError> {
+    let Some(value) = fields.get(name) else { return Ok(None) };
+    let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+    number
+        .and_then(NonZeroU32::new)
+        .map(Some)
+        .ok_or_else(|| wrong(name, "must be a whole number of at least 1"))
+}
+
+fn named(fields: &Map<String, Value>) -> Result<Option<Named>, OpenAiError> {
+    let conversation = match fields.get("conversation") {
+        None => None,
+        Some(Value::String(id)) => Some(id.as_str()),
+        Some(other) => {
+            let id = other.get("id").and_then(Value::as_str);
+            Some(id.ok_or_else(|| wrong("conversation", "must be an id, or an object with it"))?)
+        }
+    };
+    match (text(fields, "previous_response_id")?, conversation) {
+        (None, None) => Ok(None),
+        (Some(_), Some(_)) => {
+            Err(wrong("conversation", "must not be sent together with previous_response_id"))
+        }
+        (Some(id), None) => match ResponseId::parse(id) {
+            Some(id) => Ok(Some(Named::Response(id))),
+            None => Err(no_such_response("previous_response_id", id)),
+        },
+        (None, Some(id)) => match session_of_conversation(id) {
+            Some(session) => Ok(Some(Named::Conversation(session))),
+            None => Err(no_such_conversation(id)),
+        },
+    }
+}
+
+/// Returns the error of an id that no response has.
+pub(super) fn no_such_response(param: &str, id: &str) -> OpenAiError {
+    let message = format!("response {:?} not found", excerpt(id, 160));
+    let code =
+        if param == "previous_response_id" { "previous_response_not_found" } else { "not_found" };
+    OpenAiError::new(StatusCode::NOT_FOUND, code, message).of_param(param)
+}
+
+pub(super) fn no_such_conversation(id: &str) -> OpenAiError {
+    let message = format!("conversation {:?} not found", excerpt(id, 160));
+    OpenAiError::new(StatusCode::NOT_FOUND, "not_found", message).of_param("conversation")
+}
+
+pub(super) fn metadata(
+    fields: &Map<String, Value>,
+    pair: &FacePair,
+) -> Result<Metadata, OpenAiError> {
+    let mut pairs = Vec::new();
+    if let Some(value) = fields.get("metadata") {
+        let object = value.as_object().ok_or_else(|| wrong("metadata", "must be an object"))?;
+        for (name, value) in object {
+            let value = value.as_str();
+            let value = value.ok_or_else(|| wrong("metadata", "the values must be strings"))?;
+            pairs.push((name.clone(), value.to_owned()));
+        }
+    }
+    pairs.extend(ResponseSettings::pair(pair));
+    Metadata::new(pairs).map_err(|error| wrong("metadata", &error.to_string()))
+}
+
+fn client_tools(tools: Option<&Value>) -> Result<Option<Arc<[ClientTool]>>, OpenAiError> {
+    let Some(tools) = tools else { return Ok(None) };
+    let tools = tools.as_array().ok_or_else(|| wrong("tools", "must be a list"))?;
+    let mut own = Vec::new();
+    for (at, tool) in tools.iter().enumerate() {
+        let param = format!("tools[{at}]");
+        let field = |name: &str| tool.get(name).and_then(Value::as_str);
+        match (field("type"), field("server_label")) {
+            (Some("function"), _) => {}
+            // The agent's own tools, as a client that has been shown their calls names them.
+            (Some("mcp"), Some(SERVER_LABEL)) => continue,
+            (Some(kind), _) => {
+                let message = format!(
+                    "type {:?} is not supported: the client's own tools are of type function, those of the agent are configured at the host",
+                    excerpt(kind, 64)
+                );
+                return Err(wrong(&param, &message));
+            }
+            (None, _) => return Err(wrong(&param, "has no type")),
+        }
+        let name = field("name").ok_or_else(|| wrong(&param, "has no name"))?;
+        let schema = match tool.get("parameters") {
+            None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
+            Some(schema) => schema.clone(),
+        };
+        own.push(ClientTool::new(name, field("description").unwrap_or_default(), schema));
+    }
+    Ok((!own.is_empty()).then(|| own.into()))
+}
+
+fn tool_choice(choice: Option<&Value>) -> Result<Option<ToolChoice>, OpenAiError> {
+    let Some(choice) = choice else { return Ok(None) };
+    let named = choice.get("name").and_then(Value::as_str);
+    match (choice.as_str(), choice.get("type").and_then(Value::as_str), named) {
+        (Some(word @ ("auto" | "none" | "required")), ..) => Ok(Some(word.into())),
+        (None, Some("function"), Some(name)) => Ok(Some(ToolChoice::Tool(name.into()))),
+        _ => Err(wrong(
+            "tool_choice",
+            "must be auto, none, required, or an object {\"type\": \"function\", \"name\": ..}",
+        )),
+    }
+}
+
+/// Returns the form of the answer, and its name.
+fn format(
+    value: Option<&Value>,
+    ignored: &mut Vec<&'static str>,
+) -> Result<(Option<OutputRequest>, Option<String>), OpenAiError> {
+    let Some(value) = value else { return Ok((None, None)) };
+    let fields = value.as_object().ok_or_else(|| wrong("text", "must be an object"))?;
+    if fields.get("verbosity").is_some_and(|value| !value.is_null()) {
+        ignored.push("text.verbosity");
+    }
+    if let Some(other) =
+        fields.keys().find(|name| !["format", "verbosity"].contains(&name.as_str()))
+    {
+        return Err(wrong(&format!("text.{}", excerpt(other, 64)), "is not supported"));
+    }
+    let Some(format) = fields.get("format").filter(|format| !format.is_null()) else {
+        return Ok((None, None));
+    };
+    let kind = format.get("type").and_then(Value::as_str);
+    match kind {
+        Some("text") => Ok((None, None)),
+        Some("json_object") => {
+            let schema = OutputRequest::new(json!({"type": "object"}));
+            Ok((Some(schema), Some("json_object".to_owned())))
+        }
+        Some("json_schema") => {
+            let schema = format.get("schema").filter(|schema| schema.is_object());
+            let schema = schema.ok_or_else(|| wrong("text.format.schema", "must be an object"))?;
+            let name = format.get("name").and_then(Value::as_str).map(|name| excerpt(name, 64));
+            Ok((Some(OutputRequest::new(schema.clone())), name))
+        }
+        Some(_) | None => {
+            Err(wrong("text.format", "the type must be text, json_schema or json_object"))
+        }
+    }
+}
+
+/// Reads the input. System messages are added to the instructions.
+pub(super) fn items(
+    input: Option<&Value>,
+    instructions: &mut Vec<String>,
+) -> Result<Vec<InputItem>, OpenAiError> {
+    let list = match input {
+        None => return Ok(Vec::new()),
+        Some(Value::String(text)) => return Ok(vec![InputItem::User(text.as_str().into())]),
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(wrong("input", "must be a string or a list of items")),
+    };
+    let mut items = Vec::new();
+    for (at, value) in list.iter().enumerate() {
+        let param = format!("input[{at}]");
+        items.extend(item(value, &param, instructions)?);
+    }
+    Ok(items)
+}
+
+fn item(
+    value: &Value,
+    param: &str,
+    instructions: &mut Vec<String>,
+) -> Result<Option<InputItem>, OpenAiError> {
+    let field = |name: &str| value.get(name).and_then(Value::as_str);
+    let needed = |name: &str| {
+        field(name).ok_or_else(|| wrong(&format!("{param}.{name}"), "must be a string"))
+    };
+    let own = |id: Option<&str>| {
+        let ItemId { run, session, .. } = ItemId::parse(id?)?;
+        Some(InputItem::Own { run: Some(run), session })
+    };
+    Ok(match field("type").or(field("role").map(|_| "message")) {
+        Some("message") => message(value, param, instructions, own(field("id")))?,
+        Some("item_reference") => {
+            let id = needed("id")?;
+            let item = own(Some(id));
+            Some(item.ok_or_else(|| wrong(param, "refers to no item of this host"))?)
+        }
+        // Thinking of another service cannot be passed on.
+        Some("reasoning") => own(field("id")),
+        Some("function_call") => {
+            let (id, name, arguments) = (needed("call_id")?, needed("name")?, needed("arguments")?);
+            let function = json!({"name": name, "arguments": arguments});
+            let call = json!({"id": id, "type": "function", "function": function});
+            Some(own(field("id")).or(own(Some(id))).unwrap_or(InputItem::Call(call)))
+        }
+        Some("mcp_call" | "mcp_approval_request") => {
+            let item = own(field("id"));
+            Some(item.ok_or_else(|| wrong(param, "is a call of another server"))?)
+        }
+        Some("function_call_output") => {
+            let call = needed("call_id")?.to_owned();
+            let output = value.get("output").unwrap_or(&Value::Null);
+            Some(InputItem::Output { call, output: tool_output(output, param)? })
+        }
+        Some("mcp_approval_response") => {
+            let approve = value.get("approve").and_then(Value::as_bool);
+            Some(InputItem::Decision {
+                request: needed("approval_request_id")?.to_owned(),
+                approve: approve
+                    .ok_or_else(|| wrong(&format!("{param}.approve"), "must be true or false"))?,
+                reason: field("reason").map(str::to_owned),
+            })
+        }
+        Some("compaction") => {
+            let session = session_of_conversation(needed("encrypted_content")?);
+            let session = session.ok_or_else(|| wrong(param, "is of another host"))?;
+            Some(InputItem::Own { run: None, session })
+        }
+        Some(other) => {
+            let message = format!("items of type {:?} are not supported", excerpt(other, 64));
+            return Err(wrong(param, &message));
+        }
+        None => return Err(wrong(param, "must be an object with a type")),
+    })
+}
+
+fn message(
+    value: &Value,
+    param: &str,
+    instructions: &mut Vec<String>,
+    own: Option<InputItem>,
+) -> Result<Option<InputItem>, OpenAiError> {
+    let role = value.get("role").and_then(Value::as_str);
+    let content = content(value.get("content").unwrap_or(&Value::Null), param);
+    Ok(match role {
+        Some("user") => Some(InputItem::User(content?)),
+        Some("assistant") => Some(match own {
+            Some(own) => own,
+            None => InputItem::Assistant(content?.text().into_owned()),
+        }),
+        Some("system" | "developer") => {
+            instructions.push(content?.text().into_owned());
+            None
+        }
+        Some(_) | None => {
+            let message = "must be user, assistant, system or developer";
+            return Err(wrong(&format!("{param}.role"), message));
+        }
+    })
+}
+
+/// Reads text and images. An error names the part.
+fn content(value: &Value, param: &str) -> Result<Content, OpenAiError> {
+    let parts = match value {
+        Value::String(text) => return Ok(text.as_str().into()),
+        Value::Array(parts) => parts,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
+            return Err(wrong(&format!("{param}.content"), "must be a string or a list of parts"));
+        }
+    };
+    let mut own = Vec::new();
+    for (at, part) in parts.iter().enumerate() {
+        let param = format!("{param}.content[{at}]");
+        own.push(content_part(part, &param)?);
+    }
+    Ok(Content::from(own))
+}
+
+fn content_part(part: &Value, param: &str) -> Result<ContentPart, OpenAiError> {
+    let field = |name: &str| {
+        let value = part.get(name).and_then(Value::as_str);
+        value.ok_or_else(|| wrong(&format!("{param}.{name}"), "must be a string"))
+    };
+    match field("type")? {
+        "input_text" | "output_text" | "text" => Ok(ContentPart::Text(field("text")?.to_owned())),
+        "refusal" => Ok(ContentPart::Text(field("refusal")?.to_owned())),
+        "input_image" => {
+            let image = Image::parse(field("image_url")?);
+            let image =
+                image.map_err(|error| wrong(&format!("{param}.image_url"), &error.to_string()))?;
+            Ok(ContentPart::Image(image))
+        }
+        other => {
+            let message = format!("parts of type {:?} are not supported", excerpt(other, 64));
+            Err(wrong(param, &message))
+        }
+    }
+}
+
+fn tool_output(value: &Value, param: &str) -> Result<ToolOutput, OpenAiError> {
+    let mut output = ToolOutput::default();
+    match value {
+        Value::String(text) => return Ok(ToolOutput::from(text.clone())),
+        Value::Array(parts) => {
+            for (at, part) in parts.iter().enumerate() {
+                output =
+                    output.with_part(match content_part(part, &format!("{param}.output[{at}]"))? {
+                        ContentPart::Text(text) => ResultPart::Text { text },
+                        ContentPart::Image(image) => ResultPart::Image(image),
+                    });
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
+            return Err(wrong(&format!("{param}.output"), "must be a string or a list of parts"));
+        }
+    }
+    Ok(output)
+}
+
+/// Returns the history and the input of a new session: the messages of the user behind the last other item are the
+/// input.
+pub(super) fn history_and_input(items: &[InputItem]) -> Result<(Vec<Value>, Content), OpenAiError> {
+    let of_user = |item: &InputItem| matches!(item, InputItem::User(_));
+    let inputs = items.iter().rev().take_while(|item| of_user(item)).count();
+    let (before, inputs) = items.split_at(items.len() - inputs);
+    Ok((history(before)?, input(inputs)?))
+}
+
+/// Returns items as a history, in the form of Chat Completions.
+pub(super) fn history(items: &[InputItem]) -> Result<Vec<Value>, OpenAiError> {
+    let mut messages: Vec<Value> = Vec::new();
+    for item in items {
+        match item {
+            InputItem::User(content) => {
+                messages.push(json!({"role": "user", "content": content}));
+            }
+            InputItem::Assistant(text) => {
+                messages.push(json!({"role": "assistant", "content": text}));
+            }
+            InputItem::Call(call) => {
+                let calls = messages.last_mut().and_then(|last| last.get_mut("tool_calls"));
+                match calls.and_then(Value::as_array_mut) {
+                    Some(calls) => calls.push(call.clone()),
+                    None => messages
+                        .push(json!({"role": "assistant", "content": null, "tool_calls": [call]})),
+                }
+            }
+            InputItem::Output { call, output } => {
+                let text = output.text();
+                messages.push(json!({"role": "tool", "tool_call_id": call, "content": text}));
+            }
+            InputItem::Decision { request, .. } => {
+                let message = format!("no response waits for {:?}", excerpt(request, 160));
+                return Err(wrong("input", &message));
+            }
+            InputItem::Own { .. } => return Err(wrong("items", "must not be items of this host")),
+        }
+    }
+    Ok(messages)
+}
+
+/// Returns the session of the items of a body, for a host that does not have it.
+pub(in super::super) fn session_of_items(body: &Value) -> Option<SessionId> {
+    let session = |item: &Value| {
+        let names = ["approval_request_id", "call_id", "id"];
+        let id = names.into_iter().find_map(|name| item.get(name)?.as_str());
+        let of_history = || session_of_conversation(item.get("encrypted_content")?.as_str()?);
+        id.and_then(ItemId::parse).map(|id| id.session).or_else(of_history)
+    };
+    body.get("input")?.as_array()?.iter().rev().find_map(session)
+}
+
+/// Returns the messages of the user as one input.
+pub(super) fn input(items: &[InputItem]) -> Result<Content, OpenAiError> {
+    let mut parts = Vec::new();
+    for item in items {
+        if let InputItem::User(content) = item {
+            parts.extend(content.parts().iter().cloned());
+        }
+    }
+    let content = Content::from(parts);
+    if content.is_blank() {
+        return Err(wrong(
+            "input",
+            "the last item must be a message of the user with text or an image",
+        ));
+    }
+    Ok(content)
+}

@@ -1,0 +1,170 @@
+//! Responses as the journal has them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::super::super::access::Caller;
+use super::super::super::state::ApiState;
+use super::super::openai_error::OpenAiError;
+use super::super::retries::RunPlace;
+use super::super::session_of;
+use super::super::stream::Fold as _;
+use super::fold::{FoldOptions, ResponseFold};
+use super::ids::ResponseId;
+use super::object::ResponseSettings;
+use super::request::no_such_response;
+use callsheet_host::runtime::{HostError, SessionHandle};
+use callsheet_values::config::ClientTool;
+use callsheet_values::record::{PastEvents, Record};
+use callsheet_values::types::{Content, Seq};
+
+/// Number of records of one read.
+const PAGE_RECORDS: usize = 256;
+
+/// A run that the journal has.
+#[derive(Clone)]
+pub(super) struct StoredRun {
+    pub(super) session: SessionHandle,
+    pub(super) place: RunPlace,
+    pub(super) settings: Arc<ResponseSettings>,
+    pub(super) input: Content,
+}
+
+impl StoredRun {
+    /// Finds the run that begins with a record. `None`: there is none that the caller may reach.
+    pub(super) async fn find(
+        state: &ApiState,
+        caller: &Caller,
+        session: &callsheet_values::types::SessionId,
+        run: Seq,
+    ) -> Result<Option<Self>, OpenAiError> {
+        let session = match session_of(state, caller, session).await {
+            Ok(session) => session,
+            Err(error) => {
+                let error = OpenAiError::from(error);
+                return if error.is_not_found() { Ok(None) } else { Err(error) };
+            }
+        };
+        let before = Seq(run.0.saturating_sub(1));
+        let (page, _) = session.record_page(before, 1).await?;
+        let Some(entry) = page.into_iter().find(|entry| entry.seq == run) else { return Ok(None) };
+        let Record::RunStarted { run_id, overrides, metadata, input, .. } = entry.record else {
+            return Ok(None);
+        };
+        let mut settings = ResponseSettings::of_run(overrides, metadata);
+        settings.session_tools = session_tools(&session).await?;
+        let place = RunPlace { session: session.id().clone(), run: run_id, seq: run };
+        Ok(Some(Self { session, place, settings: Arc::new(settings), input }))
+    }
+
+    /// Finds the run of a response that a request names.
+    pub(super) async fn of_response(
+        state: &ApiState,
+        caller: &Caller,
+        id: &ResponseId,
+        param: &str,
+    ) -> Result<Self, OpenAiError> {
+        let found = Self::find(state, caller, &id.session, id.run).await?;
+        found.ok_or_else(|| no_such_response(param, &id.to_string()))
+    }
+
+    /// Folds the run's stored events to a response. `None`: the run has no such response.
+    pub(super) async fn fold(
+        &self,
+        options: FoldOptions,
+    ) -> Result<Option<ResponseFold>, OpenAiError> {
+        let mut fold = ResponseFold::new(options);
+        let agent = self.session.agent().await?;
+        let mut past = PastEvents::new(self.place.session.clone(), &agent, 0);
+        let (mut after, mut events, mut parts) =
+            (Seq(self.place.seq.0.saturating_sub(1)), VecDeque::new(), Vec::new());
+        loop {
+            let (page, has_more) = self.session.record_page(after, PAGE_RECORDS).await?;
+            for entry in &page {
+                past.handle_entry(entry, &mut events);
+                after = entry.seq;
+            }
+            if !has_more {
+                past.finish(None, &mut events);
+            }
+            for event in events.drain(..).filter(|event| event.run == self.place.run) {
+                fold.push(&event, &mut parts);
+                parts.clear();
+            }
+            if fold.has_ended() || !has_more || page.is_empty() {
+                break;
+            }
+        }
+        Ok(fold.response().is_some().then_some(fold))
+    }
+
+    /// Returns the run's responses. The last one may not have begun in the view of its client: it waits to be decided.
+    pub(super) async fn responses(
+        &self,
+        mut options: FoldOptions,
+    ) -> Result<Vec<ResponseFold>, OpenAiError> {
+        let mut responses = Vec::new();
+        loop {
+            let Some(fold) = self.fold(options.clone()).await? else { return Ok(responses) };
+            let goes_on = fold.has_ended() && fold.run_end().is_none();
+            options.id.begins = Seq(fold.ended_at().0 + 1);
+            responses.push(fold);
+            if !goes_on {
+                return Ok(responses);
+            }
+        }
+    }
+
+    /// Returns the response that a request about the run goes on from: the last one that has ended, or else the first.
+    pub(super) async fn last_response(
+        &self,
+        options: FoldOptions,
+    ) -> Result<ResponseFold, OpenAiError> {
+        let mut responses = self.responses(options).await?;
+        if responses.len() > 1 && responses.last().is_some_and(|last| !last.has_ended()) {
+            responses.pop();
+        }
+        let missing = || HostError::NoSuchSession(self.place.session.clone());
+        Ok(responses.pop().ok_or_else(missing)?)
+    }
+
+    /// Returns whether the session has no later run. `end` is the run's last record.
+    pub(super) async fn is_last(&self, end: Seq) -> Result<bool, OpenAiError> {
+        let mut after = end;
+        loop {
+            let (page, has_more) = self.session.record_page(after, PAGE_RECORDS).await?;
+            if page.iter().any(|entry| matches!(entry.record, Record::RunStarted { .. })) {
+                return Ok(false);
+            }
+            match page.last() {
+                Some(last) if has_more => after = last.seq,
+                Some(_) | None => return Ok(true),
+            }
+        }
+    }
+}
+
+/// Returns the tools that the client runs in all runs of a session.
+pub(super) async fn session_tools(
+    session: &SessionHandle,
+) -> Result<Option<Arc<[ClientTool]>>, OpenAiError> {
+    let (first, _) = session.record_page(Seq(0), 1).await?;
+    Ok(match first.into_iter().next().map(|entry| entry.record) {
+        Some(Record::SessionOpened { client_tools, .. }) => client_tools,
+        Some(_) | None => None,
+    })
+}
+
+/// Returns the first records of a session's runs.
+pub(super) async fn runs_of(session: &SessionHandle) -> Result<Vec<Seq>, OpenAiError> {
+    let (mut after, mut runs) = (Seq(0), Vec::new());
+    loop {
+        let (page, has_more) = session.record_page(after, PAGE_RECORDS).await?;
+        let starts = page.iter().filter(|it| matches!(it.record, Record::RunStarted { .. }));
+        runs.extend(starts.map(|entry| entry.seq));
+        match page.last() {
+            Some(last) if has_more => after = last.seq,
+            Some(_) | None => return Ok(runs),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Sessions of requests with `"store": false`: deleted at once when the answer was delivered whole and the run has ended,
+//! or else some minutes after the end of the run, in which the client can still join it.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::response::Response;
+use futures::StreamExt as _;
+use tokio::sync::oneshot;
+
+use super::super::super::state::ApiState;
+use super::super::retries::RunPlace;
+use callsheet_host::journal::SessionQuery;
+use callsheet_host::runtime::{SessionHandle, SessionState};
+use callsheet_host::telemetry::FeedItem;
+use callsheet_values::event::Event;
+use callsheet_values::types::{RunEnd, SessionId};
+
+/// The beginning of the ids of such sessions. No other session is deleted, so that a request without it cannot make the
+/// history of one with it vanish.
+const PREFIX: &str = "unstored_";
+
+/// The time after the end of the run in which an answer that was not delivered whole can be fetched.
+const KEPT_FOR: Duration = Duration::from_secs(600);
+
+/// Number of sessions of one read.
+const PAGE_SESSIONS: usize = 100;
+
+/// Returns a new id for a session that is deleted after its run.
+pub(super) fn session_id() -> String {
+    // The keys of the hasher are random.
+    format!("{PREFIX}{:016x}", RandomState::new().build_hasher().finish())
+}
+
+/// Returns whether a session is deleted after its run.
+pub(super) fn is_unstored(session: &SessionId) -> bool {
+    session.as_str().starts_with(PREFIX)
+}
+
+/// Deletes the session when the response was delivered, or later.
+pub(super) fn delete_after(
+    state: &ApiState,
+    session: SessionHandle,
+    place: RunPlace,
+    response: Response,
+) -> Response {
+    let (delivered, is_delivered) = oneshot::channel::<()>();
+    let response = response.map(|body| {
+        let pieces = body.into_data_stream();
+        Body::from_stream(futures::stream::unfold(Some((pieces, delivered)), |it| async move {
+            let (mut pieces, delivered) = it?;
+            match pieces.next().await {
+                Some(Ok(piece)) => Some((Ok(piece), Some((pieces, delivered)))),
+                // The sender is dropped, which says that the answer broke.
+                Some(Err(error)) => Some((Err(error), None)),
+                None => {
+                    // The receiver is gone if the server closes.
+                    let _ = delivered.send(());
+                    None
+                }
+            }
+        }))
+    });
+    spawn(state, async move {
+        let was_delivered = is_delivered.await.is_ok();
+        run_end(&session, &place).await;
+        if !was_delivered {
+            tokio::time::sleep(KEPT_FOR).await;
+        }
+        drop(session.close().await);
+    });
+    response
+}
+
+/// Deletes the session when its run has ended.
+pub(super) fn delete_after_run(state: &ApiState, session: SessionHandle, place: RunPlace) {
+    if is_unstored(session.id()) {
+        spawn(state, async move {
+            run_end(&session, &place).await;
+            drop(session.close().await);
+        });
+    }
+}
+
+/// Deletes what an earlier process of this host has left behind: the tasks above ended with it. Called for the first
+/// request of this process.
+pub(super) fn delete_old(state: &ApiState) {
+    if state.faces.has_deleted_old.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let host = state.host.clone();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    spawn(state, async move {
+        tokio::time::sleep(KEPT_FOR).await;
+        let mut query = SessionQuery::default().with(|query| {
+            query.after = SessionId::parse(PREFIX).ok();
+            query.limit = PAGE_SESSIONS;
+        });
+        loop {
+            let Ok(page) = host.sessions(query.clone()).await else { return };
+            for stored in &page {
+                if !is_unstored(&stored.id) {
+                    return;
+                }
+                let is_old = u128::from(stored.touched) < now.as_millis();
+                if stored.state == SessionState::Idle && is_old {
+                    drop(host.session(&stored.id).close().await);
+                }
+                query.continue_after(stored);
+            }
+            if page.len() < PAGE_SESSIONS {
+                return;
+            }
+        }
+    });
+}
+
+fn spawn(state: &ApiState, deletion: impl Future<Output = ()> + Send + 'static) {
+    let closing = state.closing.clone();
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "it outlives the request, and ends with the server"
+    )]
+    drop(tokio::spawn(async move {
+        tokio::select! {
+            () = deletion => {}
+            () = closing.cancelled() => {}
+        }
+    }));
+}
+
+/// Waits until the run has ended, or its session.
+async fn run_end(session: &SessionHandle, place: &RunPlace) {
+    let Ok(mut events) = session.watch_run(place.run.clone(), place.seq).await else { return };
+    while let Some(item) = events.next().await {
+        match item {
+            FeedItem::Event(event) => {
+                let event = &event.event;
+                // It goes on when its host does.
+                let is_pause = matches!(event, Event::RunEnded { end: RunEnd::Interrupted, .. });
+                if event.is_last_of_run() && !is_pause {
+                    return;
+                }
+            }
+            FeedItem::Lagged => match session.watch_run(place.run.clone(), place.seq).await {
+                Ok(again) => events = again,
+                Err(_) => return,
+            },
+            FeedItem::Failed(_) => return,
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The face AG-UI.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::{Value, json};
+
+use crate::client::{HttpConnection, post};
+use crate::host_directory::within;
+use crate::installed::run_client;
+use crate::pages::{ASKS, call, script, served, starts};
+
+fn input(thread: &str, text: &str) -> Value {
+    json!({"threadId": thread, "runId": "r1", "messages": [
+        {"id": "m1", "role": "user", "content": text}], "tools": [], "context": [], "state": {}})
+}
+
+fn events(stream: &str) -> Vec<Value> {
+    let lines = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+    lines.map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+fn kinds(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["type"].as_str().unwrap()).collect()
+}
+
+/// Returns the messages of the client, in few words.
+fn shown(printed: &Value) -> Vec<String> {
+    let messages = printed["messages"].as_array().unwrap().iter();
+    let shown = messages.map(|message| {
+        let calls = message["toolCalls"].as_array().map_or(0, Vec::len);
+        let calls = if calls > 0 { format!(" +{calls}") } else { String::new() };
+        let text = message["content"].as_str().unwrap_or_default();
+        format!("{}: {text}{calls}", message["role"].as_str().unwrap())
+    });
+    shown.collect()
+}
+
+const WHOLE: [&str; 7] = [
+    "user: go",
+    "reasoning: Hm.",
+    "assistant: Let me see. +3",
+    "tool: done a",
+    "tool: done b",
+    "tool: Error: it does not work",
+    "assistant: All done.",
+];
+
+#[tokio::test]
+async fn http_agent_runs_three_tools_and_an_approval() {
+    let (directory, served) = served(script()).await;
+    let Some(printed) = run_client("agui.mjs", served.addr(), &["approve", "c1"]).await else {
+        return;
+    };
+    assert_eq!(printed["errors"], json!([]), "{printed}");
+    assert_eq!(shown(&printed), WHOLE);
+    assert_eq!(printed["messages"][0]["id"], "mine-1", "the client's own message stays");
+    let outcomes = &printed["outcomes"];
+    assert_eq!(
+        (&outcomes[0]["type"], &outcomes[1]["type"]),
+        (&json!("interrupt"), &json!("success"))
+    );
+    let asked = &printed["asked"][0];
+    assert_eq!(
+        (&asked["reason"], &asked["toolCallId"]),
+        (&json!("tool_approval"), &json!("t1a1c1"))
+    );
+    assert_eq!(starts(&directory, "b"), 1);
+    let history = served.snapshot("c1").await["history"].clone();
+    assert_eq!(history.as_array().unwrap().len(), 6, "{history}");
+}
+
+#[tokio::test]
+async fn a_cancelled_interrupt_rejects_the_call() {
+    let (directory, served) = served(script()).await;
+    let Some(printed) = run_client("agui.mjs", served.addr(), &["reject", "c1"]).await else {
+        return;
+    };
+    assert_eq!(printed["errors"], json!([]), "{printed}");
+    assert_eq!(starts(&directory, "b"), 0);
+    assert_eq!(shown(&printed).last().unwrap(), "assistant: All done.");
+}
+
+#[tokio::test]
+async fn a_thread_is_joined_after_a_cut_at_any_event() {
+    for cut in [1, 4, 8, 13, 18, 24] {
+        let (directory, served) = served(script()).await;
+        let cut_at = cut.to_string();
+        let printed = run_client("agui.mjs", served.addr(), &["cut", "c1", &cut_at]).await;
+        let Some(printed) = printed else { return };
+        assert_eq!(printed["errors"], json!([]), "cut after {cut}: {printed}");
+        assert_eq!(shown(&printed), WHOLE, "cut after {cut}: {printed}");
+        assert_eq!(starts(&directory, "b"), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_page_that_is_opened_again_joins_also_after_a_restart() {
+    let (directory, served) = served(script()).await;
+    let request = post("/v1/agui/default", "", &input("c1", "go").to_string());
+    let mut left = HttpConnection::open(served.addr(), &request).await;
+    within(left.until("RUN_STARTED")).await;
+    drop(left);
+    served.until_snapshot("c1", |snapshot| snapshot["state"] == "waiting").await;
+    served.shutdown().await;
+    let served = directory.start("", ASKS).await;
+    let Some(printed) = run_client("agui.mjs", served.addr(), &["reload", "c1"]).await else {
+        return;
+    };
+    assert_eq!(printed["errors"], json!([]), "{printed}");
+    assert_eq!(shown(&printed), WHOLE);
+    // A thread at rest is told, too.
+    let again = run_client("agui.mjs", served.addr(), &["reload", "c1"]).await.unwrap();
+    assert_eq!(shown(&again), WHOLE);
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_page_runs_its_own_tools() {
+    let (directory, served) = served(json!({"responses": [
+        {"text": ["Where?"], "calls": [json!({"name": "where", "arguments": {}}), call("quick", "a")]},
+        {"text": ["In Rome."]}]}))
+    .await;
+    let Some(printed) = run_client("agui.mjs", served.addr(), &["page", "c1"]).await else {
+        return;
+    };
+    assert_eq!(printed["errors"], json!([]), "{printed}");
+    assert_eq!(
+        printed["outcomes"][0],
+        json!({"type": "success", "pendingToolCallIds": ["t1a1c0"]})
+    );
+    assert_eq!(shown(&printed).last().unwrap(), "assistant: In Rome.");
+    let first = directory.model.requests()[0].body.to_string();
+    assert!(first.contains("Language") && first.contains("Italian"), "{first}");
+    let history = served.snapshot("c1").await["history"].to_string();
+    assert!(history.contains("Rome"), "{history}");
+}
+
+#[tokio::test]
+async fn a_thread_is_one_session() {
+    let (_directory, served) =
+        served(json!({"responses": [{"text": ["One."]}, {"text": ["Two."]}]})).await;
+    let Some(printed) = run_client("agui.mjs", served.addr(), &["twice", "c1"]).await else {
+        return;
+    };
+    assert_eq!(printed["errors"], json!([]), "{printed}");
+    assert_eq!(
+        shown(&printed),
+        ["user: first", "assistant: One.", "user: second", "assistant: Two."]
+    );
+    assert_eq!(served.snapshot("c1").await["history"].as_array().unwrap().len(), 4);
+}
+
+#[tokio::test]
+async fn variables_are_the_state_and_a_broken_attempt_is_taken_back() {
+    let set = json!({"name": "set_variable", "arguments": {"name": "a/b", "value": 7}});
+    let (_directory, served) = served(json!({"responses": [
+        {"text": ["Wro", "ng"], "cut_after_chunks": 3},
+        {"text": ["Right."], "calls": [set]},
+        {"text": ["Done."]}]}))
+    .await;
+    let answer = served.post("/v1/agui/default", input("c1", "go")).await;
+    let seen = events(&answer.body);
+    let kinds = kinds(&seen);
+    assert_eq!((kinds[0], kinds[1]), ("RUN_STARTED", "STATE_SNAPSHOT"));
+    assert_eq!(kinds.last(), Some(&"RUN_FINISHED"));
+    let at = kinds.iter().position(|kind| *kind == "MESSAGES_SNAPSHOT").unwrap();
+    assert_eq!(seen[at]["messages"].as_array().unwrap().len(), 1, "only the user's: {kinds:?}");
+    let delta = seen.iter().find(|event| event["type"] == "STATE_DELTA").unwrap();
+    assert_eq!(delta["delta"], json!([{"op": "add", "path": "/a~1b", "value": 7}]));
+    assert!(answer.body.contains("id: "), "{}", answer.body);
+    let mut next = input("c1", "again");
+    next["messages"] = json!([{"id": "m2", "role": "user", "content": "again"}]);
+    let seen = events(&served.post("/v1/agui/default", next).await.body);
+    assert_eq!(seen[1]["snapshot"], json!({"a/b": 7}));
+}
+
+#[tokio::test]
+async fn bad_requests_have_clear_errors() {
+    let (_directory, served) = served(script()).await;
+    let send = async |body: Value| {
+        let answer = served.post("/v1/agui/default", body).await;
+        (answer.status, answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned())
+    };
+    let with = |thread: &str, messages: Value, resume: Value| json!({"threadId": thread, "runId": "r1", "messages": messages, "resume": resume});
+    let user = |content: Value| json!([{"id": "m1", "role": "user", "content": content}]);
+    let pdf = json!([{"type": "document", "source": {"type": "url", "value": "http://a/b"}}]);
+    let approve = |id: &str, payload: Value| json!([{"interruptId": id, "status": "resolved", "payload": payload}]);
+    let cases = [
+        (json!({"runId": "r", "messages": []}), 400, "threadId"),
+        (with("c1", json!([]), json!(null)), 400, "the last one must be"),
+        (with("c1", user(json!(7)), json!(null)), 400, "messages[0].content"),
+        (with("c1", user(pdf), json!(null)), 400, "messages[0].content[0]"),
+        (with("c1", json!([]), approve("mine", json!(true))), 400, "interruptId"),
+        (with("c1", json!([]), approve("t1a1c0.ab", json!("yes"))), 400, "payload"),
+        (with("c1", json!([]), approve("t1a1c0.ab", json!(true))), 422, "no session"),
+    ];
+    for (body, status, text) in cases {
+        let (seen, message) = send(body.clone()).await;
+        assert!(seen == status && message.contains(text), "{body}: {seen} {message}");
+    }
+    assert_eq!(served.get("/v1/sessions/c1").await.status, 404);
+    let unknown = served.get("/v1/agui/default/c1/stream").await;
+    assert_eq!(unknown.error(), (404, "no_such_session".to_owned()));
+    // An interrupt is open.
+    let seen = events(&served.post("/v1/agui/default", input("c1", "go")).await.body);
+    let id = seen.last().unwrap()["outcome"]["interrupts"][0]["id"].as_str().unwrap().to_owned();
+    let (status, message) = send(input("c1", "what now?")).await;
+    assert!(status == 400 && message.contains(&id), "{status} {message}");
+    let stale = id.replace(id.split('.').nth(1).unwrap(), "ab");
+    let (status, message) = send(with("c1", json!([]), approve(&stale, json!(true)))).await;
+    assert!(status == 400 && message.contains(&id), "{status} {message}");
+    // When the run has ended, an answer to it does not keep a new message away.
+    let stop = served.post("/v1/sessions/c1/stop", json!({"mode": "now"})).await;
+    assert_eq!(stop.status, 202);
+    served.until_snapshot("c1", |snapshot| snapshot["state"] == "idle").await;
+    let (status, message) = send(with("c1", json!([]), approve(&id, json!(true)))).await;
+    assert!(status == 422 && message.contains("no run"), "{status} {message}");
+    let late = with("c1", user(json!("and now?")), approve(&id, json!(true)));
+    let seen = events(&served.post("/v1/agui/default", late).await.body);
+    assert_eq!(kinds(&seen).last(), Some(&"RUN_FINISHED"));
+}

@@ -1,0 +1,591 @@
+//! The face OpenAI Chat Completions.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "the proxy of a test ends with it")]
+
+use std::net::SocketAddr;
+
+use callsheet::server::ServerOptions;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::client::{HttpConnection, HttpResponse, post};
+use crate::host_directory::{HostDirectory, HostServer, within};
+use crate::installed::run_client;
+
+const PATH: &str = "/v1/chat/completions";
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+fn assistant(text: &str) -> Value {
+    json!({"role": "assistant", "content": text})
+}
+
+fn body(messages: &[Value]) -> Value {
+    json!({"model": "default", "messages": messages})
+}
+
+fn with(mut body: Value, members: Value) -> Value {
+    body.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+    body
+}
+
+/// Sends a request and returns the whole answer.
+async fn complete(served: &HostServer, body: &Value) -> HttpResponse {
+    served.send(&post(PATH, "", &body.to_string())).await
+}
+
+/// Sends the messages, and returns the answer's text and the session.
+async fn say(served: &HostServer, messages: &[Value]) -> (String, String) {
+    let answer = complete(served, &body(messages)).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let session = answer.header("x-callsheet-session").unwrap().to_owned();
+    let text = answer.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    (text, session)
+}
+
+/// Returns the chunks of a stream.
+fn chunks(stream: &str) -> Vec<Value> {
+    let data = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+/// Adds up the text of a stream.
+fn content(stream: &str) -> String {
+    let chunks = chunks(stream);
+    let text = |chunk: &Value| {
+        chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned()
+    };
+    chunks.iter().map(text).collect()
+}
+
+async fn sessions(served: &HostServer) -> usize {
+    served.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len()
+}
+
+fn open_file(path: &str) -> Value {
+    json!({"name": "open_file", "arguments": {"path": path}})
+}
+
+fn quick(id: &str) -> Value {
+    json!({"name": "quick", "arguments": {"id": id}})
+}
+
+async fn serve(directory: &HostDirectory, rest: &str, mut options: ServerOptions) -> HostServer {
+    options.faces = options.faces.enabled_by_default(true);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    HostServer::start_at(listener, directory.setup("", rest), options).await.unwrap()
+}
+
+/// Starts a host with these sections of its configuration.
+async fn start(directory: &HostDirectory, rest: &str) -> HostServer {
+    serve(directory, rest, ServerOptions::default()).await
+}
+
+async fn holding(directory: &HostDirectory) -> HostServer {
+    let mut options = ServerOptions::default();
+    options.faces.openai.unproven_text = callsheet::config::UnprovenText::Hold;
+    serve(directory, "", options).await
+}
+
+/// One client in one way: a conversation of three messages, without a session's name.
+async fn converses(script: &str, mode: &str, execution: &str) {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"reasoning": ["Hm."], "text": ["Hel", "lo."]},
+        {"text": ["Let me look."], "calls": [quick("q1"), quick("q2"), quick("q3")]},
+        {"text": ["Found."]},
+        {"calls": [open_file("a.txt"), open_file("b.txt")]},
+        {"text": ["Both are open."]},
+    ]}))
+    .await;
+    let agent = format!("[agents.default]\nexecution = \"{execution}\"\n");
+    let served = start(&directory, &agent).await;
+    let arguments = [mode, "Hi.", "Look it up.", "Open the file."];
+    let Some(seen) = run_client(script, served.addr(), &arguments).await else { return };
+    let word = if script == "chat_ai.mjs" { "tool-calls" } else { "tool_calls" };
+    let seen_answers: Vec<Value> = seen["answers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|answer| {
+            let text = answer["content"].as_str().unwrap_or_default();
+            json!([text, answer["finish_reason"], answer["calls"]])
+        })
+        .collect();
+    // One call after the other, or both together.
+    let calls = match execution {
+        "sequential" => vec![json!(["", word, 1]), json!(["", word, 1])],
+        _ => vec![json!(["", word, 2])],
+    };
+    let hello = json!(["Hello.", "stop", 0]);
+    let found = json!(["Let me look.\n\nFound.", "stop", 0]);
+    let expected = [vec![hello, found], calls, vec![json!(["Both are open.", "stop", 0])]].concat();
+    assert_eq!(seen_answers, expected, "{script} {mode}");
+    if script == "chat_ai.mjs" {
+        assert_eq!(seen["ran"], json!(["a.txt", "b.txt"]));
+    } else {
+        assert_eq!(seen["models"], json!(["default"]));
+        assert_eq!(seen["missing"], json!([404, "model_not_found"]));
+    }
+    let listed = served.get("/v1/sessions").await.json()["sessions"].clone();
+    assert_eq!(listed.as_array().unwrap().len(), 1, "{script} {mode}: {listed}");
+    let history = served.snapshot(listed[0]["id"].as_str().unwrap()).await["history"].clone();
+    let inputs = history.as_array().unwrap().iter().filter(|message| message["role"] == "user");
+    assert_eq!(inputs.count(), 3);
+    assert_eq!(history[10]["content"], "opened a.txt", "{history}");
+    let system = directory.model.requests()[0].body["messages"][0]["content"].clone();
+    assert!(system.as_str().unwrap().ends_with("Be brief."), "{system}");
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn the_client_for_javascript_converses() {
+    for (mode, execution) in [("raw", "sequential"), ("helper", "parallel"), ("plain", "parallel")]
+    {
+        converses("chat_openai.mjs", mode, execution).await;
+    }
+}
+
+#[tokio::test]
+async fn the_client_for_python_converses() {
+    for (mode, execution) in [("raw", "sequential"), ("helper", "parallel"), ("plain", "parallel")]
+    {
+        converses("chat_openai.py", mode, execution).await;
+    }
+}
+
+#[tokio::test]
+async fn the_ai_sdk_converses() {
+    for (mode, execution) in [("stream", "parallel"), ("plain", "sequential")] {
+        converses("chat_ai.mjs", mode, execution).await;
+    }
+}
+
+#[tokio::test]
+async fn a_history_is_recognised() {
+    let texts = ["One.", "Two.", "Three.", "Other.", "One.", "Either.", "Seeded.", "Again."];
+    let responses: Vec<Value> = texts.iter().map(|text| json!({"text": [text]})).collect();
+    let directory = HostDirectory::new(json!({"responses": responses})).await;
+    let served = start(&directory, "").await;
+    let (_, first) = say(&served, &[user("a")]).await;
+    let (_, second) = say(&served, &[user("a"), assistant("One."), user("b")]).await;
+    assert_eq!(second, first, "the whole history of one session");
+    let whole = [user("a"), assistant("One."), user("b"), assistant("Two."), user("c")];
+    assert_eq!(say(&served, &whole).await, ("Three.".to_owned(), first.clone()));
+    // The message b is edited.
+    let (_, fork) = say(&served, &[user("a"), assistant("One."), user("B")]).await;
+    assert_ne!(fork, first);
+    let sent = directory.model.requests()[3].body["messages"].clone();
+    let roles: Vec<_> = sent.as_array().unwrap().iter().map(|message| &message["role"]).collect();
+    assert_eq!(roles, ["user", "assistant", "user"]);
+    // Another client whose conversation begins with the same words.
+    let (_, equal) = say(&served, &[user("a")]).await;
+    assert_ne!(equal, first);
+    let (_, either) = say(&served, &[user("a"), assistant("One."), user("d")]).await;
+    assert_eq!(either, equal, "the other one has gone on, so it is the whole history of one");
+    // Nobody knows this history: its messages open a session.
+    let (_, seeded) = say(&served, &[user("x"), assistant("y"), user("z")]).await;
+    let history = served.snapshot(&seeded).await["history"].clone();
+    assert_eq!(history[1]["content"], "y");
+    assert_eq!(history.as_array().unwrap().len(), 4);
+    // A session that is deleted is not found.
+    assert_eq!(served.delete(&format!("/v1/sessions/{seeded}")).await.status, 204);
+    let messages = [user("x"), assistant("y"), user("z"), assistant("Seeded."), user("w")];
+    assert_ne!(say(&served, &messages).await.1, seeded);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn clients_with_equal_conversations_share_no_session() {
+    let directory =
+        HostDirectory::new(json!({"responses": [{"text": ["One."], "repeat": true}]})).await;
+    let served = start(&directory, "").await;
+    let (_, first) = say(&served, &[user("a")]).await;
+    let (_, second) = say(&served, &[user("a")]).await;
+    let (_, third) = say(&served, &[user("a"), assistant("One."), user("b")]).await;
+    assert!(third != first && third != second);
+    // A restarted host knows the histories.
+    served.shutdown().await;
+    let served = start(&directory, "").await;
+    let messages = [user("a"), assistant("One."), user("b"), assistant("One."), user("c")];
+    assert_eq!(say(&served, &messages).await.1, third);
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_a_person_ends_the_answer() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["I will write."], "calls": [{"name": "writes", "arguments": {"id": "w"}}]},
+        {"text": ["Written."]},
+        {"text": ["You are welcome."]},
+    ]}))
+    .await;
+    let served = start(&directory, "[tools.writes]\napproval = \"before\"\n").await;
+    let (first, session) = say(&served, &[user("Write.")]).await;
+    let address = format!("http://localhost/console/#/s/{session}");
+    assert!(first.starts_with("I will write.\n\nThe call of `writes` waits"), "{first}");
+    assert!(first.ends_with(&address), "{first}");
+    // The next message gets the same text, streamed too, and is not passed on.
+    let mut messages = vec![user("Write."), assistant(&first), user("Well?")];
+    let answer = complete(&served, &with(body(&messages), json!({"stream": true}))).await;
+    let notice = content(&answer.body);
+    assert!(first.ends_with(&notice) && !notice.is_empty(), "{notice}");
+    assert!(answer.body.ends_with("data: [DONE]\n\n"));
+    assert_eq!(answer.header("x-callsheet-session"), Some(&*session));
+    messages.extend([assistant(&notice), user("Thanks.")]);
+    let snapshot = served.snapshot(&session).await;
+    let approval = &snapshot["current_run"]["approvals"][0];
+    let path = format!("/v1/sessions/{session}/approvals/t1a1c0");
+    let sha = &approval["arguments_sha256"];
+    let decision = json!({"decision": "approve", "arguments_sha256": sha});
+    assert_eq!(served.post(&path, decision).await.status, 200);
+    served.until_snapshot(&session, |snapshot| snapshot["current_run"].is_null()).await;
+    // The rest of the run, which nobody has seen, precedes the next answer.
+    let (last, same) = say(&served, &messages).await;
+    assert_eq!((&*last, &same), ("Written.\n\nYou are welcome.", &session));
+    messages.extend([assistant(&last), user("Bye.")]);
+    assert_eq!(say(&served, &messages).await.1, session);
+    assert_eq!(directory.control.log(), ["start w", "end w"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_repeated_request_joins_the_run_whose_answer_was_cut() {
+    let holds = json!([{"at": {"chunk": 3}, "name": "middle"}]);
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["Let me look."], "calls": [quick("q")]},
+        {"text": ["It ", "is ", "noon."], "holds": holds},
+    ]}))
+    .await;
+    let served = start(&directory, "").await;
+    let streamed = with(
+        body(&[user("When?")]),
+        json!({"stream": true, "stream_options": {"include_usage": true}}),
+    );
+    let request = post(PATH, "", &streamed.to_string());
+    let mut cut = HttpConnection::open(served.addr(), &request).await;
+    within(cut.until("is ")).await;
+    drop(cut);
+    let marked = post(PATH, "x-stainless-retry-count: 1\r\n", &streamed.to_string());
+    let mut again = HttpConnection::open(served.addr(), &marked).await;
+    within(again.until("is ")).await;
+    directory.model.open_gate("middle");
+    within(again.until("data: [DONE]")).await;
+    let text = again.text();
+    assert_eq!(content(&text), "Let me look.\n\nIt is noon.");
+    let chunks = chunks(&text);
+    let states = chunks.iter().filter_map(|chunk| chunk["callsheet"]["status"].as_str());
+    assert!(states.collect::<Vec<_>>().contains(&"finished"), "{text}");
+    let usage = chunks.last().unwrap();
+    assert_eq!(usage["choices"], json!([]));
+    assert!(usage["usage"]["total_tokens"].as_u64() > Some(0));
+    assert!(chunks.iter().rev().skip(1).all(|chunk| chunk["usage"].is_null()));
+    assert_eq!(chunks[chunks.len() - 2]["choices"][0]["finish_reason"], "stop");
+    assert_eq!((sessions(&served).await, directory.control.log().len()), (1, 2));
+    // The next message finds the session.
+    let messages = [user("When?"), assistant("Let me look.\n\nIt is noon."), user("Thanks.")];
+    say(&served, &messages).await;
+    assert_eq!(sessions(&served).await, 1);
+}
+
+#[tokio::test]
+async fn text_of_an_attempt_that_broke_is_not_sent_twice() {
+    let script = |second: &[&str]| {
+        json!({"responses": [
+            {"text": ["It is ", "noon."], "cut_after_chunks": 2},
+            {"text": second},
+        ]})
+    };
+    let streamed = with(body(&[user("When?")]), json!({"stream": true}));
+    let again = "It is \n\n[The answer broke off here. It begins again:]\n\nOne o'clock.";
+    for (second, expected) in
+        [(&["It is", " noon."][..], "It is noon."), (&["One o'clock."][..], again)]
+    {
+        let directory = HostDirectory::new(script(second)).await;
+        let served = start(&directory, "").await;
+        let answer = complete(&served, &streamed).await;
+        assert_eq!(content(&answer.body), expected);
+        served.shutdown().await;
+        let directory = HostDirectory::new(script(second)).await;
+        let served = holding(&directory).await;
+        let answer = complete(&served, &streamed).await;
+        assert_eq!(content(&answer.body), second.concat());
+        served.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_typed_answer_is_only_json() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["Let me see."], "calls": [quick("q")]},
+        {"text": ["{\"sum\": 5}"], "repeat": true},
+    ]}))
+    .await;
+    let served = start(&directory, "").await;
+    let schema = json!({
+        "type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}});
+    let request = json!({"response_format": format, "temperature": 0.5, "top_p": 1});
+    let answer = complete(&served, &with(body(&[user("2 + 3?")]), request)).await;
+    let text = answer.json()["choices"][0]["message"]["content"].clone();
+    assert_eq!(text, "{\"sum\":5}", "{answer:?}");
+    assert_eq!(answer.header("x-callsheet-ignored"), Some("top_p, temperature"));
+}
+
+#[tokio::test]
+async fn wrong_requests_are_refused_before_anything_is_done() {
+    let holds = json!([{"at": {"chunk": 1}, "name": "middle"}]);
+    let directory =
+        HostDirectory::new(json!({"responses": [{"text": ["a", "b"], "holds": holds}]})).await;
+    let served = start(&directory, "").await;
+    let named = "x-callsheet-session: one\r\n";
+    let two = with(body(&[user("a")]), json!({"metadata": {"session_id": "two"}}));
+    let foreign = json!({"role": "tool", "tool_call_id": "call_1", "content": "x"});
+    let call =
+        json!({"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let calls = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+    let own_tool = json!({"tools": [{"type": "function", "function": {"name": "quick"}}]});
+    for (headers, body, status, code) in [
+        (named, two, 400, "invalid_request"),
+        ("", with(body(&[user("a")]), json!({"n": 2})), 400, "invalid_request"),
+        ("", with(body(&[user("a")]), json!({"model": "gpt-4o"})), 404, "model_not_found"),
+        ("", body(&[user("a"), calls.clone()]), 400, "invalid_request"),
+        ("", body(&[user("a"), calls, foreign]), 400, "invalid_request"),
+        ("", with(body(&[user("a")]), own_tool), 400, "tool_name_taken"),
+        ("", body(&vec![user("a"); 10_001]), 400, "invalid_request"),
+    ] {
+        let answer = served.send(&post(PATH, headers, &body.to_string())).await;
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, &error["code"]), (status, &json!(code)), "{answer:?}");
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(answer.header("x-should-retry"), Some("false"));
+    }
+    let head = post(PATH, "", "").replace("content-length: 0", "content-length: 9000000");
+    let image = served.send(&head).await;
+    let error = image.json()["error"].clone();
+    assert_eq!((image.status, &error["code"]), (413, &json!("body_too_large")));
+    assert_eq!(error["type"], "invalid_request_error");
+    assert_eq!(sessions(&served).await, 0);
+    // A second message, while the run of the first one is in progress.
+    let streamed = with(body(&[user("a")]), json!({"stream": true}));
+    let first = post(PATH, named, &streamed.to_string());
+    let mut first = HttpConnection::open(served.addr(), &first).await;
+    within(first.until("\"role\":\"assistant\"")).await;
+    let second = post(PATH, named, &body(&[user("b")]).to_string());
+    let refused = served.send(&second).await;
+    let code = refused.json()["error"]["code"].clone();
+    assert_eq!((refused.status, code), (422, json!("run_in_progress")));
+    directory.model.open_gate("middle");
+    within(first.until("[DONE]")).await;
+    assert!(first.text().contains("x-callsheet-session: one"));
+    assert_eq!(directory.model.requests().len(), 1);
+}
+
+/// Returns what a client makes of a stream: text, reasoning, calls, finish reason and usage.
+fn folded(stream: &str) -> Value {
+    let (mut calls, mut finish, mut usage) = (Vec::new(), Value::Null, Value::Null);
+    let mut reasoning = String::new();
+    for chunk in chunks(stream) {
+        let choice = &chunk["choices"][0];
+        reasoning.push_str(choice["delta"]["reasoning_content"].as_str().unwrap_or_default());
+        calls.extend(choice["delta"]["tool_calls"].as_array().cloned().unwrap_or_default());
+        for (value, new) in [(&mut finish, &choice["finish_reason"]), (&mut usage, &chunk["usage"])]
+        {
+            if !new.is_null() {
+                *value = new.clone();
+            }
+        }
+    }
+    json!([content(stream), reasoning, calls, finish, usage])
+}
+
+/// Sends a request, and the same once more as a client does that has not received the answer.
+async fn twice(served: &HostServer, messages: &[Value]) -> Value {
+    let first = complete(served, &with_tool(messages)).await;
+    let again = repeat(served, messages).await;
+    assert_eq!(folded(&first.body), again, "{}", first.body);
+    again
+}
+
+async fn repeat(served: &HostServer, messages: &[Value]) -> Value {
+    let marked = "x-stainless-retry-count: 1\r\n";
+    let request = post(PATH, marked, &with_tool(messages).to_string());
+    folded(&served.send(&request).await.body)
+}
+
+fn with_tool(messages: &[Value]) -> Value {
+    let function = json!({"name": "open_file", "parameters": {"type": "object"}});
+    let members = json!({
+        "stream": true,
+        "stream_options": {"include_usage": true},
+        "tools": [{"type": "function", "function": function}],
+    });
+    with(body(messages), members)
+}
+
+#[tokio::test]
+async fn a_replay_gives_the_same_answer() {
+    for execution in ["sequential", "parallel"] {
+        let directory = HostDirectory::new(json!({"responses": [
+            {"reasoning": ["Hm."], "text": ["I see", " it."], "cut_after_chunks": 3},
+            {"reasoning": ["So."], "text": ["I open", " it."], "calls": [
+                quick("q"), open_file("a.txt"), open_file("b.txt"),
+                {"name": "writes", "arguments": {"id": "w"}},
+            ]},
+            {"text": ["All is done."]},
+        ]}))
+        .await;
+        let rest = format!(
+            "[agents.default]\nexecution = \"{execution}\"\n[tools.writes]\napproval = \"before\"\n"
+        );
+        let served = start(&directory, &rest).await;
+        let first = vec![user("Open both.")];
+        let mut messages = first.clone();
+        let mut answer = twice(&served, &messages).await;
+        let opened = answer.clone();
+        let mut count = 0;
+        while answer[3] == "tool_calls" {
+            let heads = answer[2].as_array().unwrap().iter().filter(|call| call["id"].is_string());
+            let calls: Vec<Value> = heads
+                .map(|head| {
+                    let function = json!({"name": head["function"]["name"], "arguments": "{}"});
+                    json!({"id": head["id"], "type": "function", "function": function})
+                })
+                .collect();
+            let ids: Vec<Value> = calls.iter().map(|call| call["id"].clone()).collect();
+            count += calls.len();
+            messages.push(json!({"role": "assistant", "content": answer[0], "tool_calls": calls}));
+            let result = |id| json!({"role": "tool", "tool_call_id": id, "content": "opened"});
+            messages.extend(ids.into_iter().map(result));
+            answer = twice(&served, &messages).await;
+        }
+        assert_eq!((count, &answer[3]), (2, &json!("stop")));
+        assert!(answer[0].as_str().unwrap().starts_with("The call of `writes` waits"), "{answer}");
+        // Also after the calls have ended.
+        assert_eq!(repeat(&served, &first).await, opened, "{execution}");
+        let text = opened[0].as_str().unwrap();
+        assert!(text.starts_with("I see") && text.ends_with("I open it."), "{text}");
+        served.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_message_after_an_approval_goes_into_the_run() {
+    let holds = json!([{"at": {"chunk": 2}, "name": "middle"}]);
+    let directory = HostDirectory::new(json!({"responses": [
+        {"calls": [{"name": "writes", "arguments": {"id": "w"}}]},
+        {"text": ["Writ", "ten."], "holds": holds},
+        {"text": ["You are welcome."]},
+    ]}))
+    .await;
+    let served = start(&directory, "[tools.writes]\napproval = \"before\"\n").await;
+    let (notice, session) = say(&served, &[user("Write.")]).await;
+    let snapshot = served.snapshot(&session).await;
+    let sha = &snapshot["current_run"]["approvals"][0]["arguments_sha256"];
+    let decision = json!({"decision": "approve", "arguments_sha256": sha});
+    let path = format!("/v1/sessions/{session}/approvals/t1a1c0");
+    assert_eq!(served.post(&path, decision).await.status, 200);
+    within(directory.model.wait_for_gate("middle")).await;
+    let messages = [user("Write."), assistant(&notice), user("Thanks.")];
+    let request = with(body(&messages), json!({"stream": true})).to_string();
+    let mut answer = HttpConnection::open(served.addr(), &post(PATH, "", &request)).await;
+    within(answer.until("Writ")).await;
+    directory.model.open_gate("middle");
+    within(answer.until("[DONE]")).await;
+    assert_eq!(content(&answer.text()), "Written.\n\nYou are welcome.");
+    assert_eq!(sessions(&served).await, 1);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_run_that_nobody_waits_for_is_recognised_later() {
+    let holds = json!([{"at": {"chunk": 2}, "name": "middle"}]);
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["It is ", "noon."], "holds": holds},
+        {"text": ["Ah."], "repeat": true},
+    ]}))
+    .await;
+    let served = start(&directory, "").await;
+    let streamed = with(body(&[user("When?")]), json!({"stream": true}));
+    let named = "x-callsheet-session: one\r\n";
+    let request = post(PATH, named, &streamed.to_string());
+    let mut cut = HttpConnection::open(served.addr(), &request).await;
+    within(cut.until("It is ")).await;
+    drop(cut);
+    directory.model.open_gate("middle");
+    served.until_snapshot("one", |snapshot| snapshot["current_run"].is_null()).await;
+    // The client has read the answer elsewhere. The note of it follows the end of the run.
+    let messages = [user("When?"), assistant("It is noon."), user("Thanks.")];
+    let recognised = async { while say(&served, &messages).await.1 != "one" {} };
+    within(recognised).await;
+}
+
+/// Passes connections on to the host. Cuts the first one when the client has the head of the answer.
+async fn cut_first(
+    listener: TcpListener,
+    to: SocketAddr,
+    is_cut: tokio::sync::oneshot::Sender<()>,
+) {
+    let (mut client, _) = listener.accept().await.unwrap();
+    let mut host = TcpStream::connect(to).await.unwrap();
+    let mut received = Vec::new();
+    while !received.windows(4).any(|four| four == b"\r\n\r\n") {
+        let (mut sent, mut answered) = ([0; 4096], [0; 4096]);
+        tokio::select! {
+            read = client.read(&mut sent) => host.write_all(&sent[..read.unwrap()]).await.unwrap(),
+            read = host.read(&mut answered) => {
+                let answered = &answered[..read.unwrap()];
+                received.extend_from_slice(answered);
+                client.write_all(answered).await.unwrap();
+            }
+        }
+    }
+    drop((client, host));
+    is_cut.send(()).unwrap();
+    loop {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut host = TcpStream::connect(to).await.unwrap();
+        tokio::spawn(async move { copy_bidirectional(&mut client, &mut host).await });
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_repeats_its_request_by_itself_gets_the_one_run() {
+    let holds = json!([{"at": {"chunk": 2}, "name": "middle"}]);
+    let directory = HostDirectory::new(json!({"responses": [
+        {"calls": [{"name": "writes", "arguments": {"id": "w"}}]},
+        {"text": ["It is ", "noon."], "holds": holds},
+    ]}))
+    .await;
+    let served = start(&directory, "").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap();
+    let (is_cut, cut) = tokio::sync::oneshot::channel();
+    let passing = tokio::spawn(cut_first(listener, served.addr(), is_cut));
+    let release = async {
+        // The client is not installed, or its answer is cut before the run has ended.
+        if cut.await.is_ok() {
+            directory.model.open_gate("middle");
+        }
+    };
+    let asking = async {
+        let seen = run_client("chat_openai.py", proxy, &["retry", "When?"]).await;
+        passing.abort();
+        seen
+    };
+    let (seen, ()) = tokio::join!(asking, release);
+    let Some(seen) = seen else { return };
+    assert_eq!(
+        seen["answers"],
+        json!([{"content": "It is noon.", "finish_reason": "stop", "calls": 0}])
+    );
+    assert_eq!((sessions(&served).await, directory.control.log().len()), (1, 2));
+    served.shutdown().await;
+    directory.verify();
+}
