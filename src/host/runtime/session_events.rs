@@ -93,7 +93,7 @@ const LARGE_EVENTS_BYTES: usize = SHARED_BYTES / 2;
 pub struct WatchOptions {
     /// The form of the public events.
     pub form: EventForm,
-    /// True to receive [`Event::ArgumentsReceived`], too.
+    /// True to receive [`Event::ArgumentsReceived`](callsheet_values::event::Event::ArgumentsReceived), too.
     pub arguments: bool,
 }
 

@@ -214,11 +214,13 @@ fn the_text_of_a_failed_attempt_is_in_the_event_that_voids_it() {
         let mut past = PastEvents::new(session(), "default", 0);
         let mut out = VecDeque::new();
         entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
-        let voided = out.iter().filter_map(|published| match &published.event {
-            Event::AttemptStarted { voided, .. } | Event::AttemptVoided { voided, .. } => {
-                Some(voided.as_ref().map(|voided| voided.text.clone()))
-            }
-            _ => None,
+        let voided = out.iter().filter_map(|published| {
+            let (Event::AttemptStarted { voided, .. } | Event::AttemptVoided { voided, .. }) =
+                &published.event
+            else {
+                return None;
+            };
+            Some(voided.as_ref().map(|voided| voided.text.clone()))
         });
         voided.collect::<Vec<_>>()
     };
