@@ -220,7 +220,7 @@ impl Turn {
     }
 
     /// Sets whether the arguments of calls are published as they arrive
-    /// ([`Event::ArgumentsReceived`](callsheet_values::event::Event::ArgumentsReceived)).
+    /// ([`Event::ArgumentsReceived`]).
     pub fn set_publishes_arguments(&mut self, publishes: bool) {
         self.publishes_arguments = publishes;
     }
