@@ -152,10 +152,12 @@ async fn the_events_of_a_run_are_complete_and_ordered() {
         [
             "stream_start",
             "tool_use",
+            "response_end",
             "tool_use",
             "tool_use",
             "tool_result",
             "turn_end",
+            "response_end",
             "turn_end",
             "session_stats",
             "stream_end"
