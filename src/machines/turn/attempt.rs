@@ -58,8 +58,6 @@ pub(super) struct Attempt {
     pub(super) recorded_request_tokens: u64,
     /// True if the event that the response holds too many calls was published.
     pub(super) call_limit_recorded: bool,
-    /// Number of bytes of the arguments of each call that were published. Empty unless a subscriber asks for them.
-    pub(super) published_arguments: Vec<usize>,
     /// The finish reason, after the response has ended.
     pub(super) finish_reason: Option<FinishReason>,
 }
@@ -92,7 +90,6 @@ impl Attempt {
             dropped_calls: Vec::new(),
             recorded_request_tokens: 0,
             call_limit_recorded: false,
-            published_arguments: Vec::new(),
             finish_reason: None,
         }
     }

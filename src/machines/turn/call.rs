@@ -122,6 +122,8 @@ pub(super) struct TurnCall {
     pub(super) run_time_before_resume: Duration,
     /// The time at which the tool answered or was aborted.
     pub(super) answered_at: Option<Duration>,
+    /// Number of bytes of its arguments that were published. 0 unless a subscriber asks for them.
+    pub(super) published_arguments: usize,
     /// The time at which the pending approval was requested.
     pub(super) approval_requested_at: Option<Duration>,
     /// The time for which the approval was pending before the turn was resumed.
@@ -174,6 +176,7 @@ impl TurnCall {
             started_at: None,
             run_time_before_resume: Duration::ZERO,
             answered_at: None,
+            published_arguments: 0,
             approval_requested_at: None,
             approval_wait_before_resume: Duration::ZERO,
             hooks: CallHooks::default(),

@@ -87,7 +87,7 @@ impl Turn {
     /// Publishes the arguments of an open call that have arrived since the last time. The name of the tool is known.
     fn publish_arguments(&mut self, index: usize) {
         let (Some(partial_call), Some(call)) =
-            (self.attempt.response.calls().get(index), self.calls.get(index))
+            (self.attempt.response.calls().get(index), self.calls.get_mut(index))
         else {
             return;
         };
@@ -95,17 +95,14 @@ impl Turn {
         if !matches!(call.phase, CallPhase::Open) || self.spec.rules.is_use_tool(&call.call.name) {
             return;
         }
-        let published = &mut self.attempt.published_arguments;
-        published.resize(published.len().max(index + 1), 0);
-        let Some(offset) = published.get_mut(index) else { return };
-        let Some(text) = partial_call.raw.get(*offset..).filter(|text| !text.is_empty()) else {
+        let offset = call.published_arguments;
+        let Some(text) = partial_call.raw.get(offset..).filter(|text| !text.is_empty()) else {
             return;
         };
         let text = text.to_owned();
-        let before = *offset as u64;
-        *offset += text.len();
-        let event = Event::ArgumentsReceived { call: call.label(), offset: before, text };
-        self.emit(event);
+        call.published_arguments += text.len();
+        let (call, offset) = (call.label(), offset as u64);
+        self.emit(Event::ArgumentsReceived { call, offset, text });
     }
 
     /// Publishes the status of a call that the model's service runs itself.
