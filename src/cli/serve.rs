@@ -266,6 +266,11 @@ fn banner(
             "  sessions are in memory and are lost when this host stops".to_owned()
         }
     });
+    let is_loopback = config.host.listen.ip().is_loopback();
+    if cfg!(feature = "faces") && config.faces.openai.enabled.unwrap_or(is_loopback) {
+        let (scheme, addr) = (scheme(config), reachable(bound_addr));
+        lines.push(format!("  clients of OpenAI: OPENAI_BASE_URL={scheme}://{addr}/v1"));
+    }
     if config.host.token.is_some() {
         lines.push(format!("  requests need the bearer token in {}", config.host.token_place()));
     }
@@ -375,6 +380,8 @@ mod tests {
             assert!(text.starts_with(&format!("callsheet: listening on http://{listening} ")));
             assert!(text.contains(&format!("curl -s http://{reached}/v1/sessions ")), "{text}");
             assert!(text.contains("\n  callsheet run \"What"), "{text}");
+            let of_face = format!("OPENAI_BASE_URL=http://{reached}/v1\n");
+            assert_eq!(text.contains(&of_face), cfg!(feature = "faces"), "{text}");
         }
     }
 
