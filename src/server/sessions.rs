@@ -88,10 +88,11 @@ pub(super) async fn list(
 ) -> Result<Response, ApiError> {
     let ListSessionsQuery { state, order, limit, after, children } = query;
     let limit = page_length(limit)?;
-    let (in_memory, others_have_more) = match state {
+    let (of_others, others_have_more) = match state {
         // Only the host that has a session knows these states.
-        Some(SessionState::Waiting | SessionState::Idle) => {
-            peers::listed(&shared, &caller, &uri, &headers).await
+        Some(state @ (SessionState::Waiting | SessionState::Idle)) => {
+            let (ids, have_more) = peers::listed(&shared, &caller, &uri, &headers).await;
+            (shared.host.sessions_elsewhere(ids, state).await?, have_more)
         }
         Some(SessionState::Running | SessionState::Hibernated) | None => (Vec::new(), false),
     };
@@ -116,9 +117,11 @@ pub(super) async fn list(
         // One more session than the part has, to detect a further page.
         query.limit = part + 1;
         let mut sessions = shared.host.sessions(query.clone()).await?;
-        if !in_memory.is_empty() {
-            let elsewhere = in_memory.clone();
-            sessions = shared.host.with_found_elsewhere(&query, sessions, elsewhere).await?;
+        if !of_others.is_empty() {
+            // One that has moved meanwhile is listed by both hosts.
+            let is_own = |other: &SessionSummary| sessions.iter().any(|own| own.id == other.id);
+            let others: Vec<_> = of_others.iter().filter(|other| !is_own(other)).cloned().collect();
+            sessions = query.select(sessions.into_iter().chain(others));
         }
         has_more = sessions.len() > part;
         for mut session in sessions.into_iter().take(part) {

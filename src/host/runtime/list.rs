@@ -27,28 +27,20 @@ pub(super) async fn sessions(
     Ok(found)
 }
 
-/// Adds to the sessions that this host found by a query those with these ids, which other hosts have found by it. Leaves
-/// out those that are deleted meanwhile.
-pub(super) async fn with_found_elsewhere(
+/// Returns the sessions with these ids, which other hosts have in memory in this state. Leaves out those that are deleted
+/// meanwhile.
+pub(super) async fn sessions_elsewhere(
     host_ref: &HostRef,
-    query: &SessionQuery,
-    mut found: Vec<SessionSummary>,
-    elsewhere: Vec<SessionId>,
+    ids: Vec<SessionId>,
+    state: SessionState,
 ) -> Result<Vec<SessionSummary>, HostError> {
-    let shared = &host_ref.shared;
-    let mut added = Vec::new();
-    for id in elsewhere {
-        // It may have moved.
-        if !found.iter().chain(&added).any(|known: &SessionSummary| known.id == id) {
-            added.extend(shared.journal.find(&id).await?.map(|stored| summary(shared, stored)));
-        }
+    let mut found = Vec::with_capacity(ids.len());
+    for id in ids {
+        found.extend(host_ref.shared.journal.find(&id).await?);
     }
-    add_hosts(shared, &mut added).await?;
-    for session in &mut added {
-        session.state = query.state.unwrap_or(session.state);
-    }
-    found.append(&mut added);
-    Ok(query.select(found))
+    add_hosts(&host_ref.shared, &mut found).await?;
+    found.iter_mut().for_each(|session| session.state = state);
+    Ok(found)
 }
 
 /// Adds the hosts that have sessions, if several hosts have the same journal. What another host has is in its memory.

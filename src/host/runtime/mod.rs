@@ -657,18 +657,16 @@ impl Host {
         list::sessions(&self.inner.host_ref, query).await
     }
 
-    /// Adds to the sessions that [`Self::sessions`] has found those that other hosts have found by the same query, in
-    /// their memory.
+    /// Returns the sessions with these ids, which other hosts have in memory in this state.
     ///
     /// # Errors
     /// If the journal cannot be read.
-    pub async fn with_found_elsewhere(
+    pub async fn sessions_elsewhere(
         &self,
-        query: &SessionQuery,
-        found: Vec<SessionSummary>,
-        elsewhere: Vec<SessionId>,
+        ids: Vec<SessionId>,
+        state: SessionState,
     ) -> Result<Vec<SessionSummary>, HostError> {
-        list::with_found_elsewhere(&self.inner.host_ref, query, found, elsewhere).await
+        list::sessions_elsewhere(&self.inner.host_ref, ids, state).await
     }
 
     /// Updates the gauges now. The host also does this at least every 5 seconds.
