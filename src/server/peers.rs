@@ -5,6 +5,7 @@
 //! `Idempotency-Key`, which inputs without one get here, or if it can be repeated anyway.
 
 use std::collections::HashMap;
+use std::io;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -119,10 +120,6 @@ pub(super) async fn to_owner_of_named(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if request.headers().contains_key(HOST_HEADER) {
-        let subject = Subject::New;
-        return Ok(answer_here(&state, &subject, request, next).await);
-    }
     let (parts, body) = request.into_parts();
     let body = read_in_time(Request::new(body), &state).await?.with_share_of_length();
     let session = super::faces::named_session_of(&state, &caller, &parts, &body.bytes).await;
@@ -130,6 +127,7 @@ pub(super) async fn to_owner_of_named(
     // The body keeps its share of the memory until the request is answered.
     let mut request = Request::from_parts(parts, Body::from(body.bytes.clone()));
     request.extensions_mut().insert(IsReceived);
+    request.extensions_mut().insert(EndsWhole);
     answer(&state, subject, &caller, request, next).await
 }
 
@@ -384,8 +382,7 @@ fn passed_back(
         headers.remove(name);
     }
     let body = match is_stream {
-        true if is_of_face(request.parts.uri.path()) => whole_events(state, answer),
-        true => events(state, answer),
+        true => events(state, answer, request.parts.extensions.get::<EndsWhole>().is_some()),
         false => Body::from_stream(answer.bytes_stream()),
     };
     let mut response = Response::new(body);
@@ -393,45 +390,26 @@ fn passed_back(
     if is_left { Tried::AgainAfterWork(response) } else { Tried::Answered(response) }
 }
 
-/// Returns an event stream of another host, which ends when this server shuts down, or the other host is silent.
-fn events(state: &ApiState, answer: reqwest::Response) -> Body {
+/// Returns an event stream of another host, which ends when this server shuts down, or the other host is silent. With
+/// `ends_whole` it is aborted then.
+fn events(state: &ApiState, answer: reqwest::Response, ends_whole: bool) -> Body {
     let silence_max = state.options.keep_alive * KEEP_ALIVES_MISSED;
-    let closing = state.closing.clone();
-    let chunks =
-        futures::stream::unfold(answer.bytes_stream().boxed(), move |mut chunks| async move {
-            let chunk = tokio::time::timeout(silence_max, chunks.next()).await.ok()??;
-            Some((chunk, chunks))
-        });
-    Body::from_stream(chunks.take_until(closing.cancelled_owned()))
-}
-
-/// Returns an event stream of another host for a client that takes the end of a body for the end of its answer: if it is
-/// not whole, its connection is aborted.
-fn whole_events(state: &ApiState, answer: reqwest::Response) -> Body {
-    let silence_max = state.options.keep_alive * KEEP_ALIVES_MISSED;
-    let closing = state.closing.clone();
-    let aborted = |reason: &str| Err(std::io::Error::other(reason.to_owned()));
-    let first = Some((answer.bytes_stream().boxed(), closing));
+    let first = Some((answer.bytes_stream().boxed(), state.closing.clone()));
     let chunks = futures::stream::unfold(first, move |chunks| async move {
         let (mut chunks, closing) = chunks?;
-        tokio::select! {
-            chunk = tokio::time::timeout(silence_max, chunks.next()) => match chunk {
-                Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some((chunks, closing)))),
-                Ok(Some(Err(error))) => Some((aborted(&error.to_string()), None)),
-                Ok(None) => None,
-                Err(_) => Some((aborted("the other host is silent"), None)),
-            },
-            () = closing.cancelled() => Some((aborted("this host shuts down"), None)),
+        let next = tokio::select! {
+            next = tokio::time::timeout(silence_max, chunks.next()) => {
+                next.map_err(|_| "the other host is silent")
+            }
+            () = closing.cancelled() => Err("this host shuts down"),
+        };
+        match next {
+            Ok(chunk) => Some((chunk?.map_err(io::Error::other), Some((chunks, closing)))),
+            Err(reason) if ends_whole => Some((Err(io::Error::other(reason)), None)),
+            Err(_) => None,
         }
     });
     Body::from_stream(chunks)
-}
-
-/// Returns whether a path is one of a face.
-fn is_of_face(path: &str) -> bool {
-    ["/v1/responses", "/v1/chat/", "/v1/conversations", "/v1/ui/", "/v1/agui/"]
-        .iter()
-        .any(|start| path.contains(start))
 }
 
 /// A request that is kept until it is answered, to be sent again.
@@ -512,6 +490,10 @@ fn takes_key(request: &Parts) -> bool {
     let path = request.uri.path();
     request.method == Method::POST && (path.ends_with("/runs") || path.ends_with("/steer"))
 }
+
+/// A request whose client takes the end of a body for the end of its answer: an answer that is not whole is aborted.
+#[derive(Clone, Copy, Debug)]
+struct EndsWhole;
 
 /// A request whose body was received, and has its share of the memory for bodies.
 #[derive(Clone, Copy, Debug)]

@@ -65,7 +65,7 @@ const PAGE_SHARE_BYTES: usize = 1 << 20;
 /// The part of [`SHARED_BYTES`] that is kept for single large events.
 const LARGE_EVENTS_BYTES: usize = SHARED_BYTES / 2;
 
-/// What a watcher wants of events beyond the ordinary.
+/// Which events a watcher receives, and in which form.
 ///
 /// ```
 /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]

@@ -32,7 +32,7 @@ impl FaceKind {
     }
 }
 
-/// How the answer to a request of a face ended.
+/// The end of the answer to a request of a face.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaceEnd {
     /// It was sent as a whole.

@@ -1,9 +1,12 @@
 //! Begins the answer to a request for a run: starts the run, or joins the one that the same request has started before.
 
+use axum::extract::Request;
 use axum::http::HeaderMap;
 use sha2::{Digest as _, Sha256};
 
 use super::super::access::Caller;
+use super::super::error::ApiError;
+use super::super::extract::{ReceivedBody, check_media_type, read_in_time};
 use super::super::state::ApiState;
 use super::answer::FaceAnswer;
 use super::retries::{self, Begun, RequestDigest, RunPlace};
@@ -14,6 +17,34 @@ use callsheet_values::types::SessionId;
 
 /// The header with which a client names a request. The same name means the same request.
 const KEY_HEADER: &str = "idempotency-key";
+
+/// A request with a JSON body that was read. It holds its share of the memory for bodies.
+pub(super) struct WholeRequest {
+    pub(super) headers: HeaderMap,
+    path: String,
+    body: ReceivedBody,
+}
+
+impl WholeRequest {
+    pub(super) async fn read(state: &ApiState, request: Request) -> Result<Self, ApiError> {
+        check_media_type(request.headers())?;
+        let (headers, path) = (request.headers().clone(), request.uri().path().to_owned());
+        Ok(Self { headers, path, body: read_in_time(request, state).await? })
+    }
+
+    pub(super) fn received<'a>(
+        &'a self,
+        face: FaceKind,
+        caller: &'a Caller,
+    ) -> ReceivedRequest<'a> {
+        let Self { headers, path, body } = self;
+        ReceivedRequest { face, caller, headers, path, body: &body.bytes }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.body.bytes
+    }
+}
 
 /// A request for a run, as it was received.
 #[derive(Clone, Copy, Debug)]

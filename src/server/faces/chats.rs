@@ -1,4 +1,4 @@
-//! What the faces for pages share: the session of a chat, its run in progress, and errors.
+//! The common code of the UI stream and AG-UI: finds the session of a chat, starts its runs, and makes errors.
 //!
 //! An error is the object of our own API, `{"error": {"code", "message"}}`, before any part is sent. A conflict is 422
 //! here, because clients repeat a request after a 409.
@@ -9,12 +9,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::super::access::Caller;
 use super::super::error::ApiError;
-use super::super::extract::{check_media_type, parse, read_in_time};
+use super::super::extract::parse;
 use super::super::state::ApiState;
-use super::begin::ReceivedRequest;
+use super::begin::WholeRequest;
 use super::retries::RunPlace;
 use super::{named_session, session_of};
-use axum::body::Bytes;
 use axum::extract::Request;
 use callsheet_host::runtime::{HostError, OpenSession, RunRequest, SessionHandle, StartedRun};
 use callsheet_host::runtime::{SessionSnapshot, WatchOptions};
@@ -57,32 +56,16 @@ impl IntoResponse for ChatError {
     }
 }
 
-/// The body of a request, and what a repeated one is recognised by.
+/// A request whose body was parsed.
 pub(super) struct ChatRequest<T> {
     pub(super) body: T,
-    pub(super) headers: HeaderMap,
-    pub(super) path: String,
-    pub(super) bytes: Bytes,
+    pub(super) whole: WholeRequest,
 }
 
 impl<T: DeserializeOwned> ChatRequest<T> {
     pub(super) async fn read(state: &ApiState, request: Request) -> Result<Self, ChatError> {
-        check_media_type(request.headers())?;
-        let (headers, path) = (request.headers().clone(), request.uri().path().to_owned());
-        let received = read_in_time(request, state).await?;
-        let body = parse(&received.bytes)?;
-        Ok(Self { body, headers, path, bytes: received.bytes })
-    }
-}
-
-impl<T> ChatRequest<T> {
-    pub(super) fn received<'a>(
-        &'a self,
-        face: callsheet_host::telemetry::FaceKind,
-        caller: &'a Caller,
-    ) -> ReceivedRequest<'a> {
-        let Self { headers, path, bytes, .. } = self;
-        ReceivedRequest { face, caller, headers, path, body: bytes }
+        let whole = WholeRequest::read(state, request).await?;
+        Ok(Self { body: parse(whole.bytes())?, whole })
     }
 }
 

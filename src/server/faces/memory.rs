@@ -1,4 +1,4 @@
-//! What the faces of a server keep in memory, which is none of what the journal has.
+//! The state of a server's faces: repeated requests, open answers, and permits. A restart loses it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use callsheet_values::types::RunId;
 /// Maximum number of WebSockets. They do not count in `max_connections`.
 const SOCKETS_MAX: usize = 1000;
 
-/// What the faces of a server share.
+/// The state that the requests of all faces share.
 #[derive(Debug)]
 pub(in super::super) struct FacesMemory {
     pub(super) retries: Retries,
@@ -53,7 +53,7 @@ impl OpenAnswers {
         }
     }
 
-    /// Forgets a run that nobody has joined for this time, and returns true.
+    /// Returns true, and forgets the run, if none of its answers has been open for this time.
     pub(super) fn is_left(&self, run: &RunId, since: Duration) -> bool {
         let mut all = self.0.lock();
         let is_left =

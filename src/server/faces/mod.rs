@@ -21,12 +21,17 @@ mod stream;
 mod ui;
 mod waits;
 
+use std::convert::Infallible;
+
+use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::Response;
 use serde_json::Value;
 
 use super::access::Caller;
 use super::error::ApiError;
+use super::mount::MountPath;
 use super::route::Route;
 use super::state::{ApiState, AppState};
 use callsheet_host::runtime::{HostError, SessionHandle};
@@ -146,6 +151,36 @@ fn session_header(session: &SessionId) -> (HeaderName, HeaderValue) {
     // An id has only characters that a header can have.
     let value = HeaderValue::try_from(session.as_str());
     (SESSION_HEADER, value.unwrap_or(HeaderValue::from_static("-")))
+}
+
+/// The header of an answer that names the parameters of the request that had no effect.
+const IGNORED_HEADER: HeaderName = HeaderName::from_static("x-callsheet-ignored");
+
+/// Adds the headers that name the session and the ignored parameters to an answer.
+fn with_names(mut response: Response, session: &SessionId, ignored: &[&str]) -> Response {
+    let (name, value) = session_header(session);
+    response.headers_mut().insert(name, value);
+    let ignored = HeaderValue::try_from(ignored.join(", ")).ok();
+    if let Some(value) = ignored.filter(|value| !value.is_empty()) {
+        response.headers_mut().insert(IGNORED_HEADER, value);
+    }
+    response
+}
+
+/// The address at which people decide about calls, as the client knows this host, up to the id of the session.
+struct DecisionAddress(String);
+
+impl FromRequestParts<AppState> for DecisionAddress {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Infallible> {
+        let Ok(mount) = MountPath::from_request_parts(parts, state).await;
+        let host = parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        let host = host.unwrap_or("localhost");
+        let scheme = super::scheme(state.options.tls.is_some());
+        let path = if state.host.console().enabled { "console/#/s" } else { "v1/sessions" };
+        Ok(Self(format!("{scheme}://{host}{mount}/{path}/")))
+    }
 }
 
 /// Returns a session that the caller may reach, with the caller as author.

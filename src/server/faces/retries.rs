@@ -97,7 +97,11 @@ impl Retries {
         let mut known = self.0.lock();
         let number = known.get(&digest).map_or(0, |request| request.number + 1);
         if known.len() >= KNOWN_MAX {
-            known.retain(|_, request| request.repeated_until.is_none());
+            let now = Instant::now();
+            known.retain(|_, known| known.repeated_until.is_none_or(|[_, marked]| now < marked));
+            if known.len() >= KNOWN_MAX / 2 {
+                known.retain(|_, request| request.repeated_until.is_none());
+            }
         }
         known.insert(digest, KnownRequest { run: receiver, repeated_until: None, number });
         drop(known);
@@ -115,8 +119,7 @@ impl Retries {
         is_marked: bool,
     ) -> Option<watch::Receiver<Option<RunPlace>>> {
         let now = Instant::now();
-        let mut known = self.0.lock();
-        known.retain(|_, request| request.repeated_until.is_none_or(|[_, marked]| now < marked));
+        let known = self.0.lock();
         let request = known.get(&digest)?;
         let repeats = match request.repeated_until {
             // The client has given up before this host has seen that its connection is closed.

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::answer_limiter::json_response;
+use super::super::state::ApiState;
 use super::answer::FaceAnswer;
 use super::position::PartPosition;
 use super::retries::RunPlace;
@@ -126,17 +127,32 @@ impl RunEvents {
     }
 }
 
+/// What follows the terminal part in protocols that mark the end of a stream once more.
+pub(super) const DONE: &str = "data: [DONE]\n\n";
+
 /// How an answer in parts is sent.
 #[derive(Debug)]
 pub(super) struct FaceStreamSettings {
     /// Parts up to this position are left out.
-    pub(super) after: Option<PartPosition>,
+    after: Option<PartPosition>,
     /// The time without a part after which something is sent.
-    pub(super) keep_alive: Duration,
+    keep_alive: Duration,
     /// What follows the terminal part.
-    pub(super) terminator: &'static str,
+    terminator: &'static str,
     /// Cancelled when the server shuts down.
-    pub(super) closing: CancellationToken,
+    closing: CancellationToken,
+}
+
+impl FaceStreamSettings {
+    /// Returns the settings of an answer that begins after a position, or from its beginning.
+    pub(super) fn new(
+        state: &ApiState,
+        after: Option<PartPosition>,
+        terminator: &'static str,
+    ) -> Self {
+        let (keep_alive, closing) = (state.options.keep_alive, state.closing.clone());
+        Self { after, keep_alive, terminator, closing }
+    }
 }
 
 /// An answer that is aborted, so that no client takes it for a whole one.

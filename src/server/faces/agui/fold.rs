@@ -22,7 +22,7 @@ use callsheet_values::types::{
     ToolResult, ToolStatus, Usage, WaitPhase,
 };
 
-/// What is known of a thread when the answer begins.
+/// The state of a thread at the beginning of an answer.
 #[derive(Debug)]
 pub(super) struct Beginning {
     /// The run's id for the client.

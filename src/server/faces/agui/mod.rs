@@ -52,7 +52,7 @@ async fn run_agent(
     let agent = parameters.get("agent").unwrap_or_default();
     chats::check_agent(&state, &caller, agent)?;
     let request = ChatRequest::<RunAgentInput>::read(&state, request).await?;
-    let id = chats::asked_session(&request.headers, &request.body.thread_id)?;
+    let id = chats::asked_session(&request.whole.headers, &request.body.thread_id)?;
     let mut asked = request.body.asked()?;
     let session = chats::find(&state, &caller, agent, &id).await?;
     // A client cannot send a message without answers to what has expired meanwhile.
@@ -84,7 +84,7 @@ async fn run(
     input: Content,
     request: &ChatRequest<RunAgentInput>,
 ) -> Result<Response, ChatError> {
-    let received = request.received(FACE, caller);
+    let received = request.whole.received(FACE, caller);
     let body = &request.body;
     let mut ids = ClientIds::new(&body.messages);
     let (mut before, mut variables) = (Vec::new(), serde_json::Map::new());
@@ -200,12 +200,7 @@ fn answer(
     beginning: Beginning,
     answer: FaceAnswer,
 ) -> Response {
-    let settings = FaceStreamSettings {
-        after: None,
-        keep_alive: state.options.keep_alive,
-        terminator: "",
-        closing: state.closing.clone(),
-    };
+    let settings = FaceStreamSettings::new(state, None, "");
     let (name, value) = session_header(&beginning.place.session);
     let mut response =
         stream::stream(events, AguiFold::new(beginning), settings, answer.in_parts());

@@ -69,7 +69,7 @@ enum ResumeStatus {
     Cancelled,
 }
 
-/// What a request asks for.
+/// The action that a request asks for.
 #[derive(Debug)]
 pub(super) enum AguiAction {
     /// A run with this input.

@@ -20,7 +20,7 @@ use callsheet_values::record::StopMode;
 /// The time in which a request must join a run whose connection was closed, if closing it is a stop.
 const JOIN_WITHIN: Duration = Duration::from_secs(60);
 
-/// What the end of an answer needs.
+/// The session, the run and the client's history of an answer.
 #[derive(Clone)]
 pub(super) struct AnswerContext {
     pub(super) state: AppState,

@@ -20,13 +20,13 @@ use callsheet_values::types::{
     CallKey, Execution, FinishKind, FinishReason, RunEnd, RunError, Seq, SessionId, ToolCall, Usage,
 };
 
-/// What precedes a text that differs from the one of an attempt that broke.
+/// Text between the text of an attempt that broke and the different one of the next attempt.
 const BEGINS_AGAIN: &str = "\n\n[The answer broke off here. It begins again:]\n\n";
 
 /// Maximum size of an event that is sent beside the answer.
 const STATE_BYTES_MAX: usize = 16 * 1024;
 
-/// What an answer depends on, besides the events.
+/// The settings of an answer. It also depends on the events.
 #[derive(Clone, Debug)]
 pub(super) struct AnswerSettings {
     /// The id of the completion.
@@ -41,7 +41,7 @@ pub(super) struct AnswerSettings {
     /// True if text is sent when its response has ended.
     pub(super) holds_text: bool,
     pub(super) include_usage: bool,
-    /// Where a person can decide about calls.
+    /// The address at which a person can decide about calls.
     pub(super) approve_at: String,
     /// Text of an earlier run that the client has not seen.
     pub(super) rest: String,

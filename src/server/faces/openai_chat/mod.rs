@@ -11,23 +11,21 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::Response;
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 
 use super::super::access::Caller;
 use super::super::answer_limiter::json_response;
-use super::super::extract::{NoQuery, PathParameters, check_media_type, read_in_time};
-use super::super::mount::MountPath;
+use super::super::extract::{NoQuery, PathParameters};
 use super::super::route::{READ, RUN, Route};
 use super::super::state::{ApiState, AppState};
 use super::answer::FaceAnswer;
-use super::begin::{self, BegunRun, ReceivedRequest};
+use super::begin::{self, BegunRun, ReceivedRequest, WholeRequest};
 use super::openai_error::OpenAiError;
 use super::retries::RunPlace;
-use super::stream::{self, FaceStreamSettings, Fold as _, RunEvents};
-use super::{AskedAgent, session_header};
+use super::stream::{self, DONE, FaceStreamSettings, Fold as _, RunEvents};
+use super::{AskedAgent, DecisionAddress, with_names};
 use answer::{AnswerContext, NotedFold, fold_to_end};
 use callsheet_host::journal::unix_ms;
 use callsheet_host::runtime::{HistoryPoint, HostError, SessionHandle};
@@ -38,12 +36,6 @@ use fold::{AnswerSettings, ChatFold};
 use messages::ChatInput;
 use request::CompletionRequest;
 use start::{CompletionStart, NotStarted, SessionTarget, WaitingRun, waiting_tool};
-
-/// What follows the last chunk.
-const TERMINATOR: &str = "data: [DONE]\n\n";
-
-/// The header of an answer that names the parameters of the request that had no effect.
-const IGNORED_HEADER: HeaderName = HeaderName::from_static("x-callsheet-ignored");
 
 /// Returns the routes of the face.
 pub(super) fn routes() -> Vec<Route> {
@@ -85,22 +77,13 @@ fn model_object(name: &str) -> Value {
 
 async fn create(
     State(state): State<AppState>,
-    mount: MountPath,
     caller: Caller,
+    DecisionAddress(approve_at): DecisionAddress,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let headers = request.headers().clone();
-    check_media_type(&headers)?;
-    let path = request.uri().path().to_owned();
-    let body = read_in_time(request, &state).await?;
-    let received = ReceivedRequest {
-        face: FaceKind::Chat,
-        caller: &caller,
-        headers: &headers,
-        path: &path,
-        body: &body.bytes,
-    };
-    let request = CompletionRequest::parse(&body.bytes)?;
+    let whole = WholeRequest::read(&state, request).await?;
+    let received = whole.received(FaceKind::Chat, &caller);
+    let request = CompletionRequest::parse(whole.bytes())?;
     let agent = asked_agent(&state, &caller, &request)?;
     let asked = CompletionStart {
         state: &state,
@@ -116,7 +99,6 @@ async fn create(
     };
     let mut ignored = request.ignored.clone();
     let begun = begin::begin(&state, received, asked.start(target, &mut ignored)).await;
-    let approve_at = console_address(&state, &mount, &headers);
     let settings = |session: &SessionHandle, place: &RunPlace, rest: String| AnswerSettings {
         id: format!("chatcmpl-{}-{}", place.run.0, place.seq),
         model: request.model.clone(),
@@ -136,7 +118,7 @@ async fn create(
         session,
         place,
     };
-    let (session, mut response) = match begun {
+    let (session, response) = match begun {
         Ok(BegunRun { session, place, events, answer }) => {
             // The run has begun: without the rest of the one before, its answer is still whole.
             let rest = unseen_text(&session, point.as_ref(), &place.run, &settings).await;
@@ -156,13 +138,7 @@ async fn create(
         }
         Err(NotStarted::Refused(error)) => return Err(error),
     };
-    let (name, value) = session_header(session.id());
-    response.headers_mut().insert(name, value);
-    let ignored = HeaderValue::try_from(ignored.join(", ")).ok();
-    if let Some(value) = ignored.filter(|value| !value.is_empty()) {
-        response.headers_mut().insert(IGNORED_HEADER, value);
-    }
-    Ok(response)
+    Ok(with_names(response, session.id(), &ignored))
 }
 
 /// Returns the session that a request goes on with because of its history.
@@ -231,12 +207,7 @@ async fn respond(
     if !request.streamed {
         return stream::plain(whole(events, fold), state.options.keep_alive, answer).await;
     }
-    let settings = FaceStreamSettings {
-        after: None,
-        keep_alive: state.options.keep_alive,
-        terminator: TERMINATOR,
-        closing: state.closing.clone(),
-    };
+    let settings = FaceStreamSettings::new(state, None, DONE);
     stream::stream(events, fold, settings, answer.in_parts())
 }
 
@@ -260,15 +231,7 @@ async fn respond_with_notice(
         note.await;
     }
     match request.streamed {
-        true => Ok(stream::parts(&parts, TERMINATOR)),
+        true => Ok(stream::parts(&parts, DONE)),
         false => Ok(json_response(Body::from(fold.completion()?.to_string()))),
     }
-}
-
-/// Returns the address at which people decide about calls, up to the id of the session.
-fn console_address(state: &ApiState, mount: &MountPath, headers: &HeaderMap) -> String {
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    let scheme = super::super::scheme(state.options.tls.is_some());
-    let path = if state.host.console().enabled { "console/#/s" } else { "v1/sessions" };
-    format!("{scheme}://{host}{mount}/{path}/")
 }

@@ -2,21 +2,22 @@
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::super::access::Caller;
-use super::super::super::extract::{PathParameters, StrictQuery, read_in_time};
+use super::super::super::extract::{PathParameters, StrictQuery};
 use super::super::super::state::{ApiState, AppState};
+use super::super::DecisionAddress;
+use super::super::begin::WholeRequest;
 use super::super::openai_error::OpenAiError;
 use super::super::session_of;
 use super::ids::{ResponseId, conversation_id, session_of_conversation};
 use super::object::FacePair;
 use super::request::{self, history, metadata, no_such_conversation, wrong};
 use super::stored::{StoredRun, runs_of};
-use super::{check_media_type, console_address, fold_options, input_item};
+use super::{FaceKind, fold_options, input_item};
 use callsheet_host::runtime::{HostError, OpenSession, SessionHandle};
 use callsheet_values::record::Record;
 use callsheet_values::types::{Metadata, Seq, Usage};
@@ -36,10 +37,7 @@ pub(super) async fn open(
 ) -> Result<Response, OpenAiError> {
     let body = match request.headers().contains_key("content-type") {
         false => Map::new(),
-        true => {
-            check_media_type(request.headers())?;
-            request::object(&read_in_time(request, &state).await?.bytes)?
-        }
+        true => request::object(WholeRequest::read(&state, request).await?.bytes())?,
     };
     if let Some(other) = body.keys().find(|name| !["metadata", "items"].contains(&name.as_str())) {
         return Err(wrong(other, "is not supported"));
@@ -125,7 +123,7 @@ pub(super) async fn items(
     State(state): State<AppState>,
     caller: Caller,
     parameters: PathParameters,
-    headers: HeaderMap,
+    DecisionAddress(console): DecisionAddress,
     StrictQuery(ItemsQuery { after, limit, order }): StrictQuery<ItemsQuery>,
 ) -> Result<Response, OpenAiError> {
     let session = named(&state, &caller, &parameters).await?;
@@ -133,7 +131,6 @@ pub(super) async fn items(
     if !(1..=PAGE_ITEMS_MAX).contains(&limit) {
         return Err(wrong("limit", "must be a number from 1 to 100"));
     }
-    let console = console_address(&state, &headers);
     let _guard = state.reads.reports.lock().await;
     let mut items = Vec::new();
     for run in runs_of(&session).await? {
@@ -172,27 +169,18 @@ pub(super) async fn items(
 pub(super) async fn compact(
     State(state): State<AppState>,
     caller: Caller,
+    DecisionAddress(console): DecisionAddress,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let headers = request.headers().clone();
-    check_media_type(&headers)?;
-    let path = request.uri().path().to_owned();
-    let body = read_in_time(request, &state).await?;
-    let fields = request::object(&body.bytes)?;
+    let whole = WholeRequest::read(&state, request).await?;
+    let fields = request::object(whole.bytes())?;
     let known = ["model", "input", "previous_response_id", "instructions", "prompt_cache_key"];
     if let Some(other) = fields.keys().find(|name| !known.contains(&name.as_str())) {
         return Err(wrong(other, "is not supported"));
     }
-    let request = request::CreateRequest::parse(&body.bytes)?;
-    let received = super::ReceivedRequest {
-        face: super::FaceKind::Responses,
-        caller: &caller,
-        headers: &headers,
-        path: &path,
-        body: &body.bytes,
-    };
+    let request = request::CreateRequest::parse(whole.bytes())?;
+    let received = whole.received(FaceKind::Responses, &caller);
     let asked = super::create::agent_of(&state, &caller, &request)?;
-    let console = console_address(&state, &headers);
     let plan = super::create::plan(&state, received, &request, &asked, &console).await?;
     let session = super::create::copy(&state, &caller, &request, &asked, plan).await?;
     let before = session.snapshot().await?.usage;

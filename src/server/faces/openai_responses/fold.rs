@@ -143,7 +143,7 @@ pub(super) struct FoldOptions {
     pub(super) after: Option<PartPosition>,
     pub(super) show_tools: ShowTools,
     pub(super) unproven_text: UnprovenText,
-    /// Where a person can decide about a call.
+    /// The address at which a person can decide about a call, up to the id of the session.
     pub(super) console: String,
     /// The settings of the request that started the run.
     pub(super) settings: Arc<ResponseSettings>,
@@ -792,7 +792,7 @@ impl ResponseFold {
                 });
             }
         }
-        format!("{text}Decide here: {}", self.options.console)
+        format!("{text}Decide here: {}{}", self.options.console, self.options.id.session)
     }
 
     fn end_turn(&mut self, id: EventId, parts: &mut Vec<FacePart>) {

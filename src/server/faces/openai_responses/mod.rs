@@ -19,22 +19,22 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::access::Caller;
-use super::super::extract::{PathParameters, StrictQuery, read_in_time};
+use super::super::extract::{PathParameters, StrictQuery};
 use super::super::route::{READ, RUN, Route};
 use super::super::state::{ApiState, AppState};
 use super::answer::FaceAnswer;
-use super::begin::ReceivedRequest;
+use super::begin::WholeRequest;
 use super::openai_error::OpenAiError;
 use super::position::PartPosition;
-use super::session_header;
-use super::stream::{self, FaceStreamSettings, Fold as _, RunEvents};
+use super::stream::{self, DONE, FaceStreamSettings, Fold as _, RunEvents};
+use super::{DecisionAddress, with_names};
 use callsheet_host::runtime::HostError;
 use callsheet_host::telemetry::FaceKind;
 use callsheet_values::record::StopMode;
@@ -44,9 +44,6 @@ use ids::{ItemId, ResponseId};
 pub(super) use request::session_of_items;
 use request::{CreateRequest, no_such_response, wrong};
 use stored::StoredRun;
-
-/// The header of an answer that names the parameters of the request that had no effect.
-const IGNORED_HEADER: HeaderName = HeaderName::from_static("x-callsheet-ignored");
 
 /// Returns the routes of the face.
 pub(super) fn routes() -> Vec<Route> {
@@ -68,23 +65,14 @@ pub(super) fn routes() -> Vec<Route> {
 async fn create(
     State(state): State<AppState>,
     caller: Caller,
+    DecisionAddress(console): DecisionAddress,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let headers = request.headers().clone();
-    check_media_type(&headers)?;
-    let path = request.uri().path().to_owned();
-    let body = read_in_time(request, &state).await?;
-    let received = ReceivedRequest {
-        face: FaceKind::Responses,
-        caller: &caller,
-        headers: &headers,
-        path: &path,
-        body: &body.bytes,
-    };
+    let whole = WholeRequest::read(&state, request).await?;
+    let received = whole.received(FaceKind::Responses, &caller);
     unstored::delete_old(&state);
-    let request = CreateRequest::parse(&body.bytes)?;
+    let request = CreateRequest::parse(whole.bytes())?;
     let asked = create::agent_of(&state, &caller, &request)?;
-    let console = console_address(&state, &headers);
     let plan = create::plan(&state, received, &request, &asked, &console).await?;
     if let Plan::Repeat(fold) = plan {
         return Ok(repeat(&state, &request, *fold));
@@ -107,26 +95,16 @@ async fn answer(state: &ApiState, request: &CreateRequest, begun: BegunResponse)
             stream::plain(work, state.options.keep_alive, answer).await
         }
     };
-    let (name, value) = session_header(session.id());
+    let id = session.id().clone();
     if is_unstored {
         response = unstored::delete_after(state, session, place, response);
     }
-    response.headers_mut().insert(name, value);
     let ignored: Vec<&str> = request.ignored.iter().chain(&ignored).copied().collect();
-    if let Some(value) = HeaderValue::try_from(ignored.join(", ")).ok().filter(|it| !it.is_empty())
-    {
-        response.headers_mut().insert(IGNORED_HEADER, value);
-    }
-    response
+    with_names(response, &id, &ignored)
 }
 
 fn settings(state: &ApiState, after: Option<PartPosition>) -> FaceStreamSettings {
-    FaceStreamSettings {
-        after,
-        keep_alive: state.options.keep_alive,
-        terminator: "data: [DONE]\n\n",
-        closing: state.closing.clone(),
-    }
+    FaceStreamSettings::new(state, after, DONE)
 }
 
 /// Returns the object of a response when it has ended, or when it has begun.
@@ -175,7 +153,7 @@ async fn retrieve(
     State(state): State<AppState>,
     caller: Caller,
     parameters: PathParameters,
-    headers: HeaderMap,
+    DecisionAddress(console): DecisionAddress,
     StrictQuery(query): StrictQuery<RetrieveQuery>,
 ) -> Result<Response, OpenAiError> {
     let RetrieveQuery { stream, starting_after, .. } = query;
@@ -190,7 +168,6 @@ async fn retrieve(
         }
     };
     let (id, run) = named_response(&state, &caller, &parameters).await?;
-    let console = console_address(&state, &headers);
     let options = fold_options(&state, id.clone(), &run, after, &console);
     let stored = run.fold(options.clone()).await?;
     let stored = stored.ok_or_else(|| no_such_response("id", &id.to_string()))?;
@@ -204,10 +181,8 @@ async fn retrieve(
     let events = RunEvents::join(run.session, run.place).await?;
     let answer = FaceAnswer::new(FaceKind::Responses, state.host.telemetry(), None).in_parts();
     let fold = ResponseFold::new(options);
-    let mut response = stream::stream(events, fold, settings(&state, after), answer);
-    let (name, value) = session_header(&id.session);
-    response.headers_mut().insert(name, value);
-    Ok(response)
+    let response = stream::stream(events, fold, settings(&state, after), answer);
+    Ok(with_names(response, &id.session, &[]))
 }
 
 /// Stops the run of a response, and returns the response when it has ended.
@@ -215,10 +190,9 @@ async fn cancel(
     State(state): State<AppState>,
     caller: Caller,
     parameters: PathParameters,
-    headers: HeaderMap,
+    DecisionAddress(console): DecisionAddress,
 ) -> Result<Response, OpenAiError> {
     let (id, run) = named_response(&state, &caller, &parameters).await?;
-    let console = console_address(&state, &headers);
     let options = fold_options(&state, id.clone(), &run, None, &console);
     let stored = run.fold(options.clone()).await?;
     let stored = stored.ok_or_else(|| no_such_response("id", &id.to_string()))?;
@@ -336,23 +310,4 @@ fn fold_options(
         console: console.to_owned(),
         settings: Arc::clone(&run.settings),
     }
-}
-
-/// Returns the address at which a person can decide about a call, as the client knows this host.
-fn console_address(state: &ApiState, headers: &HeaderMap) -> String {
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    let scheme = super::super::scheme(state.options.tls.is_some());
-    let path = if state.host.console().enabled { "/console/" } else { "/v1/approvals" };
-    format!("{scheme}://{host}{path}")
-}
-
-fn check_media_type(headers: &HeaderMap) -> Result<(), OpenAiError> {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let name = value.and_then(|value| value.split(';').next()).unwrap_or_default();
-    if name.trim().eq_ignore_ascii_case("application/json") {
-        return Ok(());
-    }
-    let message = "the body must be JSON, with Content-Type: application/json";
-    let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-    Err(OpenAiError::new(status, "unsupported_media_type", message))
 }

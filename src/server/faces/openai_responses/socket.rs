@@ -14,12 +14,14 @@ use serde_json::{Value, json};
 
 use super::super::super::access::Caller;
 use super::super::super::state::{ApiState, AppState};
+use super::super::DecisionAddress;
+use super::super::begin::ReceivedRequest;
 use super::super::openai_error::OpenAiError;
 use super::super::stream::{FacePart, Fold as _};
 use super::create::{self, BegunResponse, Plan};
 use super::fold::ResponseFold;
 use super::request::{self, CreateRequest, wrong};
-use super::{ReceivedRequest, console_address, unstored};
+use super::unstored;
 use callsheet_host::telemetry::FaceKind;
 
 /// Maximum number of requests that wait for the response in progress.
@@ -29,6 +31,7 @@ pub(super) async fn upgrade(
     State(state): State<AppState>,
     caller: Caller,
     headers: HeaderMap,
+    DecisionAddress(console): DecisionAddress,
     uri: Uri,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, OpenAiError> {
@@ -45,7 +48,7 @@ pub(super) async fn upgrade(
     let upgrade = upgrade.max_message_size(bytes_max).max_frame_size(bytes_max);
     Ok(upgrade.on_upgrade(async move |socket| {
         let connection =
-            SocketConnection { state, caller, headers, path, socket, waiting: Vec::new() };
+            SocketConnection { state, caller, headers, console, path, socket, waiting: Vec::new() };
         connection.serve().await;
         drop(permit);
     }))
@@ -55,6 +58,7 @@ struct SocketConnection {
     state: Arc<ApiState>,
     caller: Caller,
     headers: HeaderMap,
+    console: String,
     path: String,
     socket: WebSocket,
     waiting: Vec<String>,
@@ -134,15 +138,14 @@ impl SocketConnection {
             body: &body,
         };
         let asked = create::agent_of(&self.state, &self.caller, &request)?;
-        let console = console_address(&self.state, &self.headers);
-        let plan = create::plan(&self.state, received, &request, &asked, &console).await?;
+        let plan = create::plan(&self.state, received, &request, &asked, &self.console).await?;
         if let Plan::Repeat(fold) = plan {
             let mut parts = Vec::new();
             fold.repeated(&mut parts);
             return Ok(SocketAnswer::Parts(parts));
         }
         let begun =
-            create::carry_out(&self.state, received, &request, &asked, plan, &console).await?;
+            create::carry_out(&self.state, received, &request, &asked, plan, &self.console).await?;
         Ok(SocketAnswer::Response(Box::new(begun)))
     }
 

@@ -24,7 +24,7 @@ use super::chats::{self, ChatError, ChatRequest};
 use super::replies::Replies;
 use super::retries::RunPlace;
 use super::session_header;
-use super::stream::{self, FaceStreamSettings, RunEvents};
+use super::stream::{self, DONE, FaceStreamSettings, RunEvents};
 use super::waits::KnownWaits;
 use callsheet_host::runtime::{RunRequest, SessionHandle};
 use callsheet_host::telemetry::FaceKind;
@@ -38,9 +38,6 @@ const FACE: FaceKind = FaceKind::Ui;
 /// The header by which clients know the protocol.
 const PROTOCOL: (HeaderName, HeaderValue) =
     (HeaderName::from_static("x-vercel-ai-ui-message-stream"), HeaderValue::from_static("v1"));
-
-/// What follows the last part.
-const TERMINATOR: &str = "data: [DONE]\n\n";
 
 /// Returns the routes of the face.
 pub(super) fn routes() -> Vec<Route> {
@@ -61,7 +58,7 @@ async fn send(
     let agent = parameters.get("agent").unwrap_or_default();
     chats::check_agent(&state, &caller, agent)?;
     let request = ChatRequest::<UiRequest>::read(&state, request).await?;
-    let id = chats::asked_session(&request.headers, &request.body.id)?;
+    let id = chats::asked_session(&request.whole.headers, &request.body.id)?;
     match request.body.asked()? {
         UiAction::Run(input) => run(&state, &caller, agent, &id, input, &request).await,
         UiAction::Rest { run, replies, known } => {
@@ -89,7 +86,7 @@ async fn run(
     {
         return Ok(joined);
     }
-    let received = request.received(FACE, caller);
+    let received = request.whole.received(FACE, caller);
     let run = RunRequest::from(input).with(|run| {
         run.overrides.client_tools.clone_from(client_tools);
         run.overrides.model.clone_from(model);
@@ -181,12 +178,7 @@ async fn path_session(
 
 fn answer(state: &AppState, begun: BegunRun, known: KnownWaits) -> Response {
     let BegunRun { session, place, events, answer } = begun;
-    let settings = FaceStreamSettings {
-        after: None,
-        keep_alive: state.options.keep_alive,
-        terminator: TERMINATOR,
-        closing: state.closing.clone(),
-    };
+    let settings = FaceStreamSettings::new(state, None, DONE);
     let fold = UiFold::new(place, known);
     let mut response = stream::stream(events, fold, settings, answer.in_parts());
     response
