@@ -697,16 +697,23 @@ async fn the_ai_sdk_runs_calls_and_an_approval() {
 
 #[tokio::test]
 async fn a_websocket_has_the_same_requests_and_events() {
-    let script = json!({"responses": [{"text": ["One."]}, {"text": ["Two."]}]});
+    let script =
+        json!({"responses": [{"text": ["One."]}, {"text": ["Two."]}, {"text": ["Three."]}]});
     let directory = HostDirectory::new(script).await;
     let served = start(&directory, "").await;
     let printed = run_client("responses_socket.mjs", served.addr(), &[]).await;
     let Some(printed) = printed else { return };
-    assert_eq!(printed["texts"], json!(["One.", "Two."]));
+    assert_eq!(printed["texts"], json!(["One.", "Two.", "Three."]));
     printed["events"].as_array().unwrap().iter().for_each(validate_event);
-    validate("WebSocketErrorEvent", &printed["error"]);
-    assert_eq!(printed["error"]["status"], 404);
-    assert_eq!(printed["error"]["error"]["code"], "previous_response_not_found");
+    let errors = printed["errors"].as_array().unwrap();
+    errors.iter().for_each(|error| validate("WebSocketErrorEvent", error));
+    let codes: Vec<_> =
+        errors.iter().map(|error| (&error["status"], &error["error"]["code"])).collect();
+    let [not_found, wrong] = [json!("previous_response_not_found"), json!("invalid_request")];
+    assert_eq!(
+        codes,
+        [(&json!(404), &not_found), (&json!(400), &wrong), (&json!(404), &not_found)]
+    );
     // The connection has ended, and with it what was not to be stored.
     let session = printed["session"].as_str().unwrap();
     let gone = async || served.get(&format!("/v1/sessions/{session}")).await.status == 404;
@@ -767,6 +774,9 @@ async fn a_compacted_history_is_an_item_of_later_inputs() {
     let mut input = compacted["output"].as_array().unwrap().clone();
     input.push(json!({"role": "user", "content": "Who am I?"}));
     served.respond(json!({"model": "default", "input": input})).await;
+    let without_model = served.post("/v1/responses/compact", json!({"input": "Hi."})).await;
+    assert_eq!(without_model.status, 400);
+    assert_eq!(without_model.json()["error"]["param"], "model");
     let messages = directory.model.requests().pop().unwrap().body["messages"].to_string();
     assert!(messages.contains("I am Ada.") && messages.contains("Who am I?"), "{messages}");
     served.shutdown().await;

@@ -179,6 +179,9 @@ pub(super) async fn compact(
         return Err(wrong(other, "is not supported"));
     }
     let request = request::CreateRequest::parse(whole.bytes())?;
+    if request.model.is_empty() {
+        return Err(wrong("model", "is required"));
+    }
     let received = whole.received(FaceKind::Responses, &caller);
     let asked = super::create::agent_of(&state, &caller, &request)?;
     let plan = super::create::plan(&state, received, &request, &asked, &console).await?;

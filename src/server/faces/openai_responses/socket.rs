@@ -20,6 +20,7 @@ use super::super::openai_error::OpenAiError;
 use super::super::stream::{FacePart, Fold as _};
 use super::create::{self, BegunResponse, Plan};
 use super::fold::ResponseFold;
+use super::ids::ResponseId;
 use super::request::{self, CreateRequest, wrong};
 use super::unstored;
 use callsheet_host::telemetry::FaceKind;
@@ -80,7 +81,17 @@ impl SocketConnection {
                     self.send_response(*begun).await
                 }
                 Ok(SocketAnswer::Parts(parts)) => self.send(&parts).await,
-                Err(error) => self.send_error(&error).await,
+                Err(error) => {
+                    if let Some(id) = named_response(&text) {
+                        // The specification of 2026-04-24: a request that fails evicts the response that it goes on from.
+                        let evicted =
+                            unstored_runs.extract_if(.., |(_, place)| place.session == id.session);
+                        for (session, _) in evicted {
+                            drop(session.close().await);
+                        }
+                    }
+                    self.send_error(&error).await
+                }
             };
             if answered.is_err() {
                 break;
@@ -219,6 +230,12 @@ impl SocketConnection {
             Ok(Err(_)) | Err(_) => Err(Closed),
         }
     }
+}
+
+/// Returns the response that a request goes on from.
+fn named_response(request: &str) -> Option<ResponseId> {
+    let request: Value = serde_json::from_str(request).ok()?;
+    ResponseId::parse(request["previous_response_id"].as_str()?)
 }
 
 enum SocketAnswer {
