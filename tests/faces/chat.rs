@@ -4,7 +4,9 @@
 
 use std::net::SocketAddr;
 
+use async_openai::types::chat::{CreateChatCompletionResponse, CreateChatCompletionStreamResponse};
 use callsheet::server::ServerOptions;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
@@ -34,7 +36,11 @@ fn with(mut body: Value, members: Value) -> Value {
 
 /// Sends a request and returns the whole answer.
 async fn complete(served: &HostServer, body: &Value) -> HttpResponse {
-    served.send(&post(PATH, "", &body.to_string())).await
+    let answer = served.send(&post(PATH, "", &body.to_string())).await;
+    if answer.status == 200 && body["stream"] != true {
+        CreateChatCompletionResponse::deserialize(answer.json()).unwrap();
+    }
+    answer
 }
 
 /// Sends the messages, and returns the answer's text and the session.
@@ -46,10 +52,14 @@ async fn say(served: &HostServer, messages: &[Value]) -> (String, String) {
     (text, session)
 }
 
-/// Returns the chunks of a stream.
+/// Returns the chunks of a stream, each of which the types of a client can read.
 fn chunks(stream: &str) -> Vec<Value> {
     let data = stream.lines().filter_map(|line| line.strip_prefix("data: "));
-    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
+    let chunks = data.filter(|data| *data != "[DONE]").map(|data| {
+        serde_json::from_str::<CreateChatCompletionStreamResponse>(data).unwrap();
+        serde_json::from_str(data).unwrap()
+    });
+    chunks.collect()
 }
 
 /// Adds up the text of a stream.

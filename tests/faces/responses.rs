@@ -4,8 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
+use async_openai::types::responses::{Response, ResponseStreamEvent};
 use callsheet::config::{ApiKey, ShowTools, TokenConfig, TokenScope, UnprovenText};
 use callsheet::server::ServerOptions;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -28,8 +30,22 @@ fn validate(name: &str, payload: &Value) {
     }
 }
 
-/// Checks an event of a stream, unless it has an item of a kind that the specification does not know.
+/// Checks a response by the types of a client and, unless it has items of a kind that the specification does not know, by
+/// the specification.
+fn validate_response(response: &Value) {
+    if let Err(error) = Response::deserialize(response) {
+        panic!("{error}: {response:#}");
+    }
+    if !response.to_string().contains("\"mcp_") {
+        validate("ResponseResource", response);
+    }
+}
+
+/// Checks an event like a response.
 fn validate_event(event: &Value) {
+    if let Err(error) = ResponseStreamEvent::deserialize(event) {
+        panic!("{error}: {event:#}");
+    }
     if event.to_string().contains("\"mcp_") {
         return;
     }
@@ -82,7 +98,8 @@ fn outline(response: &Value) -> Vec<String> {
             "function_call_output" => field("output"),
             "mcp_approval_request" => format!("{}?", field("name")),
             kind => {
-                let result = item["output"].as_str().or(item["error"].as_str());
+                let result =
+                    item["output"].as_str().or(item["error"]["content"][0]["text"].as_str());
                 format!("{kind} {} {}", field("name"), result.unwrap_or_default())
             }
         }
@@ -114,9 +131,7 @@ impl HostServer {
         let answer = self.post("/v1/responses", body).await;
         assert_eq!(answer.status, 200, "{answer:?}");
         let response = answer.json();
-        if !response.to_string().contains("\"mcp_") {
-            validate("ResponseResource", &response);
-        }
+        validate_response(&response);
         response
     }
 
@@ -131,6 +146,7 @@ impl HostServer {
     async fn retrieve(&self, id: &Value) -> Value {
         let answer = self.get(&format!("/v1/responses/{}", id.as_str().unwrap())).await;
         assert_eq!(answer.status, 200, "{answer:?}");
+        validate_response(&answer.json());
         answer.json()
     }
 
@@ -556,7 +572,7 @@ async fn settings_are_taken_ignored_by_name_or_refused() {
     let ignored = answer.header("x-callsheet-ignored").unwrap().to_owned();
     assert!(ignored.starts_with("temperature"), "{ignored}");
     let response = answer.json();
-    validate("ResponseResource", &response);
+    validate_response(&response);
     let expected = [
         ("instructions", json!("Be brief.")),
         ("metadata", json!({"a": "b"})),

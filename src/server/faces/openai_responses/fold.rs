@@ -719,15 +719,22 @@ impl ResponseFold {
         self.emit_of(item, "response.mcp_call.in_progress", json!({}), parts);
         let done = json!({"arguments": arguments});
         self.emit_of(item, "response.mcp_call_arguments.done", done, parts);
-        let (field, status, name) = match outcome.status {
-            ToolStatus::Ok => ("output", "completed", "response.mcp_call.completed"),
+        let content = &*outcome.content;
+        let (field, value, status, name) = match outcome.status {
+            ToolStatus::Ok => {
+                ("output", content.into(), "completed", "response.mcp_call.completed")
+            }
             ToolStatus::Failed
             | ToolStatus::TimedOut
             | ToolStatus::Cancelled
             | ToolStatus::Refused
-            | ToolStatus::Unknown => ("error", "failed", "response.mcp_call.failed"),
+            | ToolStatus::Unknown => {
+                let content = json!([{"type": "text", "text": content}]);
+                let error = json!({"type": "mcp_tool_execution_error", "content": content});
+                ("error", error, "failed", "response.mcp_call.failed")
+            }
         };
-        self.set(item, field, (*outcome.content).into());
+        self.set(item, field, value);
         self.set(item, "status", status.into());
         self.emit_of(item, name, json!({}), parts);
         self.end_item(item, parts);
