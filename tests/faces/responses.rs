@@ -367,6 +367,57 @@ async fn a_repeated_request_joins_the_run() {
 }
 
 #[tokio::test]
+async fn a_repeated_request_finds_its_run_after_a_crash() {
+    const PATHS: [&str; 2] = ["/v1/responses", "/v1/chat/completions"];
+    let cases = PATHS.into_iter().flat_map(|path| [0, 1, 2, 3].map(|bits| (path, bits)));
+    for (path, bits) in cases {
+        let (is_marked, goes_on) = (bits & 1 != 0, bits & 2 != 0);
+        let directory = HostDirectory::new(json!({"responses": [
+            {"text": ["Hello."]},
+            {"calls": [call("writes", "a")]},
+            {"text": ["It ", "is ", "lost."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
+            {"text": ["It ", "is ", "done."]},
+            {"text": ["Again."]}]}))
+        .await;
+        let served = start(&directory, "").await;
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let assistant = json!({"role": "assistant", "content": "Hello."});
+        let first = match path {
+            "/v1/responses" => json!({"model": "default", "input": "Hi."}),
+            _ => json!({"model": "default", "messages": [user("Hi.")]}),
+        };
+        let first = served.post(path, first).await.json();
+        let body = match (path, goes_on) {
+            ("/v1/responses", true) => {
+                json!({"model": "default", "input": "go", "previous_response_id": first["id"]})
+            }
+            ("/v1/responses", false) => json!({"model": "default", "input": "go"}),
+            (_, true) => {
+                json!({"model": "default", "messages": [user("Hi."), assistant, user("go")]})
+            }
+            (_, false) => json!({"model": "default", "messages": [user("go")]}),
+        };
+        let cut = HttpConnection::open(served.addr(), &post(path, "", &body.to_string())).await;
+        crate::host_directory::within(directory.model.wait_for_gate("middle")).await;
+        served.crash().await;
+        drop(cut);
+        let served = start(&directory, "").await;
+        let marker = if is_marked { "x-stainless-retry-count: 1\r\n" } else { "" };
+        let answer = served.send(&post(path, marker, &body.to_string())).await;
+        assert!(answer.body.contains("It is done."), "{path} {is_marked} {goes_on}: {answer:?}");
+        assert_eq!(directory.control.log(), ["start a", "end a"]);
+        let sessions = served.get("/v1/sessions").await.json();
+        let expected = if goes_on { 1 } else { 2 };
+        assert_eq!(sessions["sessions"].as_array().unwrap().len(), expected, "{sessions}");
+        // Others say the same words now.
+        let other = served.send(&post(path, "", &body.to_string())).await;
+        assert_eq!(other.status, 200, "{other:?}");
+        assert!(other.body.contains("Again."), "{other:?}");
+        served.shutdown().await;
+    }
+}
+
+#[tokio::test]
 async fn a_request_goes_on_from_a_response_a_conversation_or_its_history() {
     let script = json!({"responses": [{"text": ["One."]}, {"text": ["Two."]}, {"text": ["Three."]},
         {"text": ["Four."]}, {"text": ["Five."]}, {"text": ["Six."]}]});
@@ -898,7 +949,7 @@ async fn a_stream_that_is_cut_at_any_byte_is_whole_after_a_join() {
     for part in 0..12 {
         // An equal request would join the run whose answer broke.
         let body = json!({"model": "default", "input": format!("go {part}"), "stream": true});
-        let seen = cut_at(&served, &body, 2_000 + part * 997).await;
+        let seen = cut_at(&served, &body, 2_500 + part * 997).await;
         let (id, last) = (&seen[0]["response"]["id"], seen.last().unwrap());
         let rest = served.join(id, last["sequence_number"].as_u64()).await;
         let both: Vec<Value> = seen.iter().chain(&rest).cloned().collect();

@@ -1,19 +1,21 @@
 //! Begins the answer to a request for a run: starts the run, or joins the one that the same request has started before.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
 use axum::extract::Request;
 use axum::http::HeaderMap;
-use sha2::{Digest as _, Sha256};
 
 use super::super::access::Caller;
 use super::super::error::ApiError;
 use super::super::extract::{ReceivedBody, check_media_type, read_in_time};
 use super::super::state::ApiState;
 use super::answer::FaceAnswer;
+use super::earlier;
 use super::retries::{self, Begun, RequestDigest, RunPlace};
 use super::stream::RunEvents;
 use callsheet_host::runtime::{HostError, SessionHandle, StartedRun};
 use callsheet_host::telemetry::FaceKind;
-use callsheet_values::types::SessionId;
+use callsheet_values::types::{Content, SessionId};
 
 /// The header with which a client names a request. The same name means the same request.
 const KEY_HEADER: &str = "idempotency-key";
@@ -62,17 +64,25 @@ impl ReceivedRequest<'_> {
         self.headers.get(KEY_HEADER).and_then(|value| value.to_str().ok())
     }
 
-    /// Returns the id of the session that a request with a key and without a session opens. A repeated request finds it,
-    /// also at another host and after a restart.
-    pub(super) fn session_of_key(&self) -> Option<SessionId> {
-        let author = self.caller.author();
-        let author = author.as_ref().map_or("", |author| author.as_str());
-        let digest = Sha256::digest(format!("{author}\n{}\n{}", self.path, self.key()?));
-        let digits: String = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
-        SessionId::parse(&format!("key_{digits}")).ok()
+    /// Returns an id for the session that the request opens. With a key it is the same each time, so that a repeated
+    /// request finds the session, also at another host and after a restart.
+    pub(super) fn new_session(&self, prefix: &str) -> Option<SessionId> {
+        let prefix = self.session_prefix(prefix);
+        let id = match self.key() {
+            Some(_) => prefix,
+            // The keys of the hasher are random.
+            None => format!("{prefix}{:08x}", RandomState::new().build_hasher().finish() >> 32),
+        };
+        SessionId::parse(&id).ok()
     }
 
-    fn digest(&self) -> (RequestDigest, bool) {
+    /// Returns the beginning that the ids of such sessions have in common.
+    pub(super) fn session_prefix(&self, prefix: &str) -> String {
+        format!("{prefix}{}", self.digest().0.digits())
+    }
+
+    /// Returns the digest of the request, and whether the client says that it has sent it before.
+    pub(super) fn digest(&self) -> (RequestDigest, bool) {
         let author = self.caller.author();
         let author = author.as_ref().map(|author| author.as_str());
         match self.key() {
@@ -109,18 +119,29 @@ impl From<StartedRun> for ActedRun {
     }
 }
 
-/// Starts the run of a request with `start`, unless the request repeats an earlier one: then joins its run.
+/// Starts the run of a request with `start`, unless the request repeats an earlier one: then joins its run. `target`: the
+/// session that the request goes on in, and its input.
 ///
 /// # Errors
 /// If the run cannot be started, or not be joined any more.
 pub(super) async fn begin<R: Into<ActedRun>, E: From<HostError>>(
     state: &ApiState,
     request: ReceivedRequest<'_>,
+    target: Option<(SessionHandle, Content)>,
     start: impl Future<Output = Result<R, E>>,
 ) -> Result<BegunRun, E> {
     let (digest, is_marked) = request.digest();
     let (place, answering) = match state.faces.retries.begin(digest, is_marked).await {
-        Begun::New(answering) => (None, answering),
+        Begun::New(answering) => {
+            let earlier = match answering.is_first() {
+                true => earlier::find(state, request, target).await?,
+                false => None,
+            };
+            if let Some(place) = &earlier {
+                answering.has_started(place.clone());
+            }
+            (earlier, answering)
+        }
         Begun::Repeats(place, answering) => (Some(place), answering),
     };
     let answer = |answering| FaceAnswer::new(request.face, state.host.telemetry(), Some(answering));

@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::retries::Retries;
+use callsheet_host::journal::unix_ms;
 use callsheet_values::types::RunId;
 
 /// Maximum number of WebSockets. They do not count in `max_connections`.
@@ -19,6 +20,8 @@ const SOCKETS_MAX: usize = 1000;
 #[derive(Debug)]
 pub(in super::super) struct FacesMemory {
     pub(super) retries: Retries,
+    /// The time at which the server was made: Unix time in milliseconds.
+    pub(super) started: u64,
     pub(super) chat: OpenAnswers,
     /// The permits of WebSockets.
     pub(super) sockets: Arc<Semaphore>,
@@ -30,6 +33,7 @@ impl Default for FacesMemory {
     fn default() -> Self {
         Self {
             retries: Retries::default(),
+            started: unix_ms(),
             chat: OpenAnswers::default(),
             sockets: Arc::new(Semaphore::new(SOCKETS_MAX)),
             has_deleted_old: AtomicBool::new(false),

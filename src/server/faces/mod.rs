@@ -10,6 +10,7 @@ mod agui;
 mod answer;
 mod begin;
 mod chats;
+mod earlier;
 pub(super) mod memory;
 mod openai_chat;
 mod openai_error;

@@ -23,10 +23,10 @@ use callsheet_values::types::{RunId, Seq, SessionId};
 const RETRY_HEADER: &str = "x-stainless-retry-count";
 
 /// The time after the end of an answer that was not delivered whole in which an equal request repeats it.
-const REPEAT_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const REPEAT_WITHIN: Duration = Duration::from_secs(10);
 
 /// The time for which the end of an answer is known, for requests that are marked as repeated.
-const KEPT_FOR: Duration = Duration::from_secs(180);
+pub(super) const KEPT_FOR: Duration = Duration::from_secs(180);
 
 /// Maximum number of requests that are known. Then those whose answers have ended are forgotten.
 const KNOWN_MAX: usize = 20_000;
@@ -52,6 +52,11 @@ impl RequestDigest {
             sha.update(part);
         }
         Self(sha.finalize().into())
+    }
+
+    /// Returns the first digits.
+    pub(super) fn digits(&self) -> String {
+        self.0.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -150,6 +155,11 @@ pub(super) struct RepeatGuard {
 }
 
 impl RepeatGuard {
+    /// Returns whether this process has seen no equal request before.
+    pub(super) fn is_first(&self) -> bool {
+        self.number == 0
+    }
+
     /// Notes the run that the request has started.
     pub(super) fn has_started(&self, place: RunPlace) {
         self.run.send_replace(Some(place));

@@ -105,7 +105,7 @@ async fn run(
         check?;
         chats::start(state, caller, agent, id, run).await
     };
-    let begun = begin::begin(state, received, start).await?;
+    let begun = begin::begin(state, received, None, start).await?;
     let beginning = Beginning {
         run_id: body.run_id.clone(),
         place: begun.place,

@@ -13,6 +13,7 @@ use callsheet_tools::ToolOutput;
 use super::super::super::access::Caller;
 use super::super::super::state::ApiState;
 use super::super::begin::{ActedRun, ReceivedRequest};
+use super::super::earlier::SESSION_PREFIXES;
 use super::super::openai_error::OpenAiError;
 use super::super::retries::RunPlace;
 use super::super::stream::RunEvents;
@@ -56,7 +57,7 @@ impl<E: Into<OpenAiError>> From<E> for NotStarted {
 /// The session of a request.
 #[derive(Clone, Debug)]
 pub(super) enum SessionTarget {
-    /// A new one, with this id if the client has named one.
+    /// A new one with this id.
     New(Option<SessionId>),
     /// One that exists, at the point at which the client has seen it, if that is known.
     Known(SessionHandle, Option<HistoryPoint>),
@@ -117,7 +118,24 @@ impl CompletionStart<'_> {
                 Ok(SessionTarget::Known(session(&point.session), Some(point)))
             }
             (false, true) => Ok(SessionTarget::Fork(earlier.remove(0))),
-            (false, false) => Ok(SessionTarget::New(self.received.session_of_key())),
+            (false, false) => Ok(SessionTarget::New(self.new_session())),
+        }
+    }
+
+    fn new_session(&self) -> Option<SessionId> {
+        self.received.new_session(SESSION_PREFIXES[0])
+    }
+
+    /// Returns the session that the request goes on in, and its input.
+    pub(super) fn continued(&self, target: &SessionTarget) -> Option<(SessionHandle, Content)> {
+        let session = match target {
+            SessionTarget::Known(session, _) => session.clone(),
+            SessionTarget::Fork(point) => self.state.host.session(&point.session),
+            SessionTarget::New(_) => return None,
+        };
+        match &self.request.messages.input {
+            ChatInput::User(input) => Some((session, input.clone())),
+            ChatInput::Results(..) => None,
         }
     }
 
@@ -246,7 +264,8 @@ impl CompletionStart<'_> {
 
     async fn fork(&self, point: &HistoryPoint) -> Result<SessionHandle, OpenAiError> {
         let from = self.state.host.session(&point.session);
-        let fork = self.state.host.fork(&from, point.seq, None).await?;
+        let id = self.new_session().map(|id| id.to_string());
+        let fork = self.state.host.fork(&from, point.seq, id).await?;
         Ok(self.caller.with_author(fork))
     }
 

@@ -9,6 +9,7 @@ use super::super::super::access::Caller;
 use super::super::super::approvals::MESSAGE_CHARS_MAX;
 use super::super::super::state::ApiState;
 use super::super::begin::{self, ActedRun, BegunRun, ReceivedRequest};
+use super::super::earlier::SESSION_PREFIXES;
 use super::super::openai_error::OpenAiError;
 use super::super::stream::{Fold as _, RunEvents};
 use super::super::{AskedAgent, named_session, session_of};
@@ -37,8 +38,8 @@ const MAX_OUTPUT: &str = "max_output_tokens";
 
 /// What a request does.
 pub(super) enum Plan {
-    /// Starts a run in a new session.
-    New { id: Option<SessionId>, keyed: bool },
+    /// Starts a run in a new session with this id.
+    New(Option<SessionId>),
     /// Starts a run in a session, after its last one.
     Next(SessionHandle),
     /// Starts a run after an earlier one: in its session, or in a fork if there is a later one.
@@ -133,13 +134,11 @@ pub(super) async fn plan(
             return plan_in(state, caller, session, asked, items, console).await;
         }
         (None, None) => {
-            let keyed = named.is_none().then(|| received.session_of_key()).flatten();
-            let Some(id) = named.or(keyed.clone()) else {
-                return Ok(Plan::New { id: None, keyed: false });
-            };
-            return match state.host.session(&id).exists().await? && keyed.is_none() {
-                true => plan_in(state, caller, &id, asked, items, console).await,
-                false => Ok(Plan::New { id: Some(id), keyed: keyed.is_some() }),
+            return match named {
+                Some(id) if state.host.session(&id).exists().await? => {
+                    plan_in(state, caller, &id, asked, items, console).await
+                }
+                named => Ok(Plan::New(named)),
             };
         }
     };
@@ -316,14 +315,19 @@ pub(super) async fn carry_out(
     let (_, items) = request.new_items();
     if let Plan::Resume(run, fold) = plan {
         let begins = Seq(fold.ended_at().0 + 1);
-        let begun = begin::begin(state, received, resume(&run, items)).await?;
+        let begun = begin::begin(state, received, None, resume(&run, items)).await?;
         let id = ResponseId { begins, ..response_id(&run) };
         let fold = fold_options(state, id, &run, None, console);
         return Ok(BegunResponse { begun, fold, ignored });
     }
+    let continued = match &plan {
+        Plan::Next(session) => Some((session.clone(), input(items)?)),
+        Plan::After(run, _) => Some((run.session.clone(), input(items)?)),
+        Plan::New(_) | Plan::Resume(..) | Plan::Repeat(_) => None,
+    };
     let start = async {
         let (OpenedSession { session, is_new }, content) =
-            open(state, received.caller, request, asked, plan).await?;
+            open(state, received, request, asked, plan).await?;
         let started = start(&session, request, asked, content, received, &mut ignored).await;
         if started.is_err() && is_new {
             // Nothing is half done.
@@ -331,7 +335,7 @@ pub(super) async fn carry_out(
         }
         started
     };
-    let begun = begin::begin(state, received, start).await?;
+    let begun = begin::begin(state, received, continued, start).await?;
     let id = ResponseId {
         session: begun.session.id().clone(),
         run: begun.place.seq,
@@ -363,19 +367,22 @@ struct OpenedSession {
 /// Opens the session of a plan that starts a run. Returns it with the input.
 async fn open(
     state: &ApiState,
-    caller: &Caller,
+    received: ReceivedRequest<'_>,
     request: &CreateRequest,
     asked: &AskedAgent,
     plan: Plan,
 ) -> Result<(OpenedSession, Content), OpenAiError> {
+    let caller = received.caller;
     let (own, items) = request.new_items();
-    let goes_on = own.is_some() || !matches!(plan, Plan::New { .. });
+    let goes_on = own.is_some() || !matches!(plan, Plan::New(_));
     let (messages, content) = match goes_on {
         true => (Vec::new(), input(items)?),
         false => history_and_input(items)?,
     };
     let is_unstored = request.pair.unstored;
-    let fork_id = || is_unstored.then(unstored::session_id);
+    let [stored, unstored] = SESSION_PREFIXES;
+    let new_id = || received.new_session(if is_unstored { unstored } else { stored });
+    let fork_id = || new_id().map(|id| id.to_string());
     let (session, is_new) = match plan {
         Plan::Next(session) if is_unstored && !unstored::is_unstored(session.id()) => {
             let at = session.stored_snapshot().await?.seq;
@@ -389,15 +396,16 @@ async fn open(
                 false => (state.host.fork(&run.session, end, fork_id()).await?, true),
             }
         }
-        Plan::New { id, keyed } => {
+        Plan::New(named) => {
+            let id = named.or_else(new_id);
             let open = OpenSession::default().with(|open| {
                 open.agent = Some(asked.agent.clone());
-                open.id = id.as_ref().map(ToString::to_string).or_else(fork_id);
+                open.id = id.as_ref().map(ToString::to_string);
                 open.messages = messages;
             });
             match (state.host.open_session(open).await, id) {
-                // A request with the same key has opened it.
-                (Err(HostError::SessionExists), Some(id)) if keyed => {
+                // A request with the same key or name has opened it.
+                (Err(HostError::SessionExists), Some(id)) => {
                     (session_of(state, caller, &id).await?, false)
                 }
                 (opened, _) => (opened?, true),
@@ -419,14 +427,14 @@ pub(super) async fn copy(
     plan: Plan,
 ) -> Result<SessionHandle, OpenAiError> {
     let (_, items) = request.new_items();
-    if !matches!(plan, Plan::New { .. }) && !items.is_empty() {
+    if !matches!(plan, Plan::New(_)) && !items.is_empty() {
         return Err(wrong(
             "input",
             "must have no item behind the history: send it with the next request",
         ));
     }
     let session = match plan {
-        Plan::New { .. } => {
+        Plan::New(_) => {
             let messages = history(items)?;
             let open = OpenSession::default().with(|open| {
                 open.agent = Some(asked.agent.clone());

@@ -1,9 +1,8 @@
 //! Sessions of requests with `"store": false`: deleted at once when the answer was delivered whole and the run has ended,
 //! or else some minutes after the end of the run, in which the client can still join it.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -11,8 +10,9 @@ use futures::StreamExt as _;
 use tokio::sync::oneshot;
 
 use super::super::super::state::ApiState;
+use super::super::earlier::SESSION_PREFIXES;
 use super::super::retries::RunPlace;
-use callsheet_host::journal::SessionQuery;
+use callsheet_host::journal::{SessionQuery, unix_ms};
 use callsheet_host::runtime::{SessionHandle, SessionState};
 use callsheet_host::telemetry::FeedItem;
 use callsheet_values::event::Event;
@@ -20,19 +20,13 @@ use callsheet_values::types::{RunEnd, SessionId};
 
 /// The beginning of the ids of such sessions. No other session is deleted, so that a request without it cannot make the
 /// history of one with it vanish.
-const PREFIX: &str = "unstored_";
+const PREFIX: &str = SESSION_PREFIXES[1];
 
 /// The time after the end of the run in which an answer that was not delivered whole can be fetched.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
 /// Number of sessions of one read.
 const PAGE_SESSIONS: usize = 100;
-
-/// Returns a new id for a session that is deleted after its run.
-pub(super) fn session_id() -> String {
-    // The keys of the hasher are random.
-    format!("{PREFIX}{:016x}", RandomState::new().build_hasher().finish())
-}
 
 /// Returns whether a session is deleted after its run.
 pub(super) fn is_unstored(session: &SessionId) -> bool {
@@ -91,7 +85,7 @@ pub(super) fn delete_old(state: &ApiState) {
         return;
     }
     let host = state.host.clone();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = unix_ms();
     spawn(state, async move {
         tokio::time::sleep(KEPT_FOR).await;
         let mut query = SessionQuery::default().with(|query| {
@@ -104,7 +98,7 @@ pub(super) fn delete_old(state: &ApiState) {
                 if !is_unstored(&stored.id) {
                     return;
                 }
-                let is_old = u128::from(stored.touched) < now.as_millis();
+                let is_old = stored.touched < now;
                 if stored.state == SessionState::Idle && is_old {
                     drop(host.session(&stored.id).close().await);
                 }

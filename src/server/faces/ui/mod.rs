@@ -94,7 +94,7 @@ async fn run(
         run.idempotency_key = received.key().map(str::to_owned);
     });
     let start = chats::start(state, caller, agent, id, run);
-    let begun = begin::begin(state, received, start).await?;
+    let begun = begin::begin(state, received, None, start).await?;
     Ok(answer(state, begun, KnownWaits::default()))
 }
 

@@ -1,0 +1,100 @@
+//! Runs of equal requests that this process has not seen: of an earlier process of this host, which has crashed, or of
+//! another host. [`Retries`](super::retries::Retries) does not know them; the journal does.
+//!
+//! A session that a request without a key opens has the request's digest in its id. In a session that was there before,
+//! the run of an equal request has the same input.
+
+use super::super::state::ApiState;
+use super::begin::ReceivedRequest;
+use super::retries::{KEPT_FOR, REPEAT_WITHIN, RunPlace};
+use super::session_of;
+use callsheet_host::journal::{SessionQuery, unix_ms};
+use callsheet_host::runtime::{HostError, SessionHandle};
+use callsheet_values::record::Record;
+use callsheet_values::types::{Content, Seq, SessionId};
+
+/// The beginnings of the ids of sessions that requests open: of those that are stored, and of the others.
+pub(super) const SESSION_PREFIXES: [&str; 2] = ["ses_", "unstored_"];
+
+/// Number of records of one read.
+const PAGE_RECORDS: usize = 256;
+
+/// Maximum number of sessions of equal requests that are looked at.
+const SESSIONS_MAX: usize = 16;
+
+/// The last run of a session.
+struct LastRun {
+    place: RunPlace,
+    input: Content,
+    started: u64,
+    ended: Option<u64>,
+}
+
+/// Finds the run that an equal request has started, if that can be this one, sent again. `target`: the session that the
+/// request goes on in, and its input.
+pub(super) async fn find(
+    state: &ApiState,
+    request: ReceivedRequest<'_>,
+    target: Option<(SessionHandle, Content)>,
+) -> Result<Option<RunPlace>, HostError> {
+    let (_, is_marked) = request.digest();
+    let host_started = state.faces.started;
+    if request.key().is_some() || !(is_marked || since(host_started) < REPEAT_WITHIN.as_millis()) {
+        return Ok(None);
+    }
+    let repeats = |run: &LastRun| match is_marked {
+        true => run.ended.is_none_or(|ended| since(ended) < KEPT_FOR.as_millis()),
+        // Its answer ended with the process before.
+        false => run.started < host_started && run.ended.is_none_or(|ended| ended > host_started),
+    };
+    if let Some((session, input)) = target {
+        let run = last_run(&session).await?.filter(|run| run.input == input && repeats(run));
+        if let Some(run) = run {
+            return Ok(Some(run.place));
+        }
+    }
+    let mut newest: Option<LastRun> = None;
+    for prefix in SESSION_PREFIXES.map(|prefix| request.session_prefix(prefix)) {
+        let query = SessionQuery::default().with(|query| {
+            query.after = SessionId::parse(&prefix).ok();
+            query.limit = SESSIONS_MAX;
+        });
+        let sessions = state.host.sessions(query).await?;
+        for found in sessions.iter().filter(|found| found.id.as_str().starts_with(&prefix)) {
+            let Ok(session) = session_of(state, request.caller, &found.id).await else { continue };
+            let Some(run) = last_run(&session).await?.filter(repeats) else { continue };
+            if newest.as_ref().is_none_or(|newest| newest.started < run.started) {
+                newest = Some(run);
+            }
+        }
+    }
+    Ok(newest.map(|run| run.place))
+}
+
+/// Returns the milliseconds since a Unix time in milliseconds.
+fn since(time: u64) -> u128 {
+    unix_ms().saturating_sub(time).into()
+}
+
+async fn last_run(session: &SessionHandle) -> Result<Option<LastRun>, HostError> {
+    let (mut after, mut last) = (Seq(0), None);
+    loop {
+        let (page, has_more) = session.record_page(after, PAGE_RECORDS).await?;
+        for entry in page {
+            after = entry.seq;
+            let (ends, reopens) = (
+                matches!(entry.record, Record::RunEnded { .. }),
+                matches!(entry.record, Record::RunReopened { .. }),
+            );
+            if let Record::RunStarted { run_id: run, input, .. } = entry.record {
+                let place = RunPlace { session: session.id().clone(), run, seq: entry.seq };
+                last = Some(LastRun { place, input, started: entry.time, ended: None });
+            } else if let Some(run) = last.as_mut().filter(|_| ends || reopens) {
+                run.ended = ends.then_some(entry.time);
+            }
+        }
+        if !has_more {
+            return Ok(last);
+        }
+    }
+}
