@@ -544,6 +544,7 @@ async fn any_host_takes_requests_of_other_clients() {
     let Some(database) = database().await else { return };
     let script = json!({"responses": [
         {"text": ["One."]}, {"text": ["Two."]}, {"text": ["Three."]}, {"text": ["Four."]},
+        {"text": ["Hello."]}, {"text": ["Hello again."]},
         {"text": ["Five ", "and six."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}]});
     let directory = HostDirectory::new(script).await;
     let (a, b) = (start(&directory, &database).await, start(&directory, &database).await);
@@ -567,6 +568,15 @@ async fn any_host_takes_requests_of_other_clients() {
     }
     let listed = a.get("/v1/sessions").await.json();
     assert_eq!(listed["sessions"].as_array().unwrap().len(), 2, "{listed}");
+    // A request that is sent again to another host joins the run.
+    let body = json!({"model": "default", "messages": [user("hello")]}).to_string();
+    for [first, again] in [["", "x-stainless-retry-count: 1\r\n"], ["idempotency-key: k\r\n"; 2]] {
+        let path = "/v1/chat/completions";
+        let first = a.send(&post(path, first, &body)).await;
+        let again = b.send(&post(path, again, &body)).await;
+        assert_eq!(again.json()["choices"], first.json()["choices"], "{again:?}");
+        assert_eq!(again.header("x-callsheet-session"), first.header("x-callsheet-session"));
+    }
     // A page that joins at another host sees the whole answer.
     let input = json!([{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "go"}]}]);
     let body = json!({"id": "page", "trigger": "submit-message", "messages": input}).to_string();

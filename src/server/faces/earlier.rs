@@ -54,21 +54,49 @@ pub(super) async fn find(
         }
     }
     let mut newest: Option<LastRun> = None;
+    for id in opened(state, request).await? {
+        let Ok(session) = session_of(state, request.caller, &id).await else { continue };
+        let Some(run) = last_run(&session).await?.filter(repeats) else { continue };
+        if newest.as_ref().is_none_or(|newest| newest.started < run.started) {
+            newest = Some(run);
+        }
+    }
+    Ok(newest.map(|run| run.place))
+}
+
+/// Returns the session that an equal request has opened, if this one is known to be that one, sent again.
+pub(super) async fn session_of_repeated(
+    state: &ApiState,
+    request: ReceivedRequest<'_>,
+) -> Option<SessionId> {
+    if request.key().is_some() {
+        let ids = SESSION_PREFIXES.into_iter().filter_map(|prefix| request.new_session(prefix));
+        for id in ids {
+            if state.host.session(&id).exists().await.is_ok_and(|exists| exists) {
+                return Some(id);
+            }
+        }
+        return None;
+    }
+    let (_, is_marked) = request.digest();
+    if is_marked { opened(state, request).await.ok()?.pop() } else { None }
+}
+
+/// Returns the sessions that equal requests without a key have opened.
+async fn opened(
+    state: &ApiState,
+    request: ReceivedRequest<'_>,
+) -> Result<Vec<SessionId>, HostError> {
+    let mut opened = Vec::new();
     for prefix in SESSION_PREFIXES.map(|prefix| request.session_prefix(prefix)) {
         let query = SessionQuery::default().with(|query| {
             query.after = SessionId::parse(&prefix).ok();
             query.limit = SESSIONS_MAX;
         });
-        let sessions = state.host.sessions(query).await?;
-        for found in sessions.iter().filter(|found| found.id.as_str().starts_with(&prefix)) {
-            let Ok(session) = session_of(state, request.caller, &found.id).await else { continue };
-            let Some(run) = last_run(&session).await?.filter(repeats) else { continue };
-            if newest.as_ref().is_none_or(|newest| newest.started < run.started) {
-                newest = Some(run);
-            }
-        }
+        let found = state.host.sessions(query).await?.into_iter().map(|found| found.id);
+        opened.extend(found.filter(|id| id.as_str().starts_with(&prefix)));
     }
-    Ok(newest.map(|run| run.place))
+    Ok(opened)
 }
 
 /// Returns the milliseconds since a Unix time in milliseconds.

@@ -35,7 +35,9 @@ use super::error::ApiError;
 use super::mount::MountPath;
 use super::route::Route;
 use super::state::{ApiState, AppState};
+use begin::ReceivedRequest;
 use callsheet_host::runtime::{HostError, SessionHandle};
+use callsheet_host::telemetry::FaceKind;
 use callsheet_values::config::FacesConfig;
 use callsheet_values::types::SessionId;
 
@@ -93,10 +95,17 @@ pub(super) async fn named_session_of(
             let named = named.or_else(|| openai_responses::session_of_items(&body)).or_else(|| {
                 of_name.into_iter().find_map(text).and_then(|id| chats::session_id(id).ok())
             });
-            match (named, is_chat) {
+            let named = match (named, is_chat) {
                 (None, true) => openai_chat::session_of(state, caller, request, bytes).await,
                 (named, _) => named,
+            };
+            if named.is_some() {
+                return named;
             }
+            let face = if is_chat { FaceKind::Chat } else { FaceKind::Responses };
+            let (headers, path) = (&request.headers, request.uri.path());
+            let received = ReceivedRequest { face, caller, headers, path, body: bytes };
+            earlier::session_of_repeated(state, received).await
         }
     }
 }
