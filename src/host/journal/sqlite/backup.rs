@@ -1,10 +1,14 @@
 //! Backups of a journal: a copy of the database beside a running host, and its return to a data directory. A copy has
 //! a [mark](super::super::restored): a host that starts on it does not continue its runs.
 
+use std::ffi::c_int;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
+use std::thread;
+use std::time::Instant;
 
+use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
 use super::super::JournalError;
@@ -12,6 +16,9 @@ use super::super::restored::MARK;
 use super::database::DatabaseKind;
 use super::pages::PageLayout;
 use super::{data_directory, database, errors};
+
+/// Number of pages that a step of a backup copies: 1 MB.
+const STEP_PAGES: c_int = 256;
 
 /// The name of a copy until it is whole.
 const PARTIAL_COPY: &str = "journal.db.part";
@@ -26,21 +33,45 @@ pub(super) fn back_up(source: &Connection, dir: &Path) -> Result<(), JournalErro
     let (partial, file) = (dir.join(PARTIAL_COPY), data_directory::database_path(dir));
     let copied = (|| {
         create_private(&partial)?;
-        if !PageLayout::read(source)?.has_pointer_maps {
-            // The copy of a database of an earlier version can give free pages back.
-            source.pragma_update(None, "auto_vacuum", "incremental")?;
-        }
-        // SQLite writes to an existing file if it is empty, and does not sync it.
-        source.execute("VACUUM INTO ?1", [partial.to_str()])?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let copy = Connection::open_with_flags(&partial, flags)?;
-        // VACUUM writes new pages.
-        database::note_copies_erased(&copy)?;
+        let mut copy = Connection::open_with_flags(&partial, flags)?;
+        copy_pages(source, &mut copy, &partial)?;
+        // The copy has no log.
+        copy.pragma_update(None, "journal_mode", "delete")?;
+        give_pages_back(&copy)?;
         database::forget_log(&copy)?;
         mark(copy)?;
         Ok(publish(&partial, &file)?)
     })();
     copied.map_err(|error: CopyError| target.clear(error))
+}
+
+/// Copies the pages of one state of a database, in steps with pauses, so that a host beside it has half of a processor and
+/// of the disk.
+fn copy_pages(source: &Connection, copy: &mut Connection, file: &Path) -> Result<(), CopyError> {
+    let file = File::open(file)?;
+    // Within a transaction the copy has the state of its beginning. Otherwise it would begin again with each commit.
+    let state = source.unchecked_transaction()?;
+    state.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
+    let backup = Backup::new(source, copy)?;
+    loop {
+        let began = Instant::now();
+        let step = backup.step(STEP_PAGES)?;
+        // Otherwise the disk has to take all at the end, and the commits of a host wait for it.
+        file.sync_data()?;
+        if step == StepResult::Done {
+            return Ok(());
+        }
+        thread::sleep(began.elapsed());
+    }
+}
+
+/// Converts the copy of a database of an earlier version, so that it can give free pages back.
+fn give_pages_back(copy: &Connection) -> Result<(), CopyError> {
+    if !PageLayout::read(copy)?.has_pointer_maps {
+        copy.execute_batch("PRAGMA auto_vacuum = incremental; VACUUM")?;
+    }
+    Ok(())
 }
 
 /// Copies a backup to a data directory that is missing or empty. Checks it as a host does when it starts, and converts
@@ -75,9 +106,7 @@ pub fn restore(backup: &Path, data_dir: &Path) -> Result<(), JournalError> {
         check_not_empty(&partial)?;
         // Closing the only connection moves the log to the database, and removes it.
         let copy = database::open(&partial)?;
-        if !PageLayout::read(&copy)?.has_pointer_maps {
-            copy.execute_batch("PRAGMA auto_vacuum = incremental; VACUUM")?;
-        }
+        give_pages_back(&copy)?;
         database::forget_log(&copy)?;
         mark(copy)?;
         publish(&partial, &data_directory::database_path(data_dir))?;
