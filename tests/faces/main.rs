@@ -13,6 +13,7 @@ mod support;
 
 mod agui;
 mod chat;
+mod histories;
 mod installed;
 mod pages;
 mod responses;

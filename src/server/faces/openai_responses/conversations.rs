@@ -178,13 +178,13 @@ pub(super) async fn compact(
     if let Some(other) = fields.keys().find(|name| !known.contains(&name.as_str())) {
         return Err(wrong(other, "is not supported"));
     }
-    let request = request::CreateRequest::parse(whole.bytes())?;
+    let mut request = request::CreateRequest::parse(whole.bytes())?;
     if request.model.is_empty() {
         return Err(wrong("model", "is required"));
     }
     let received = whole.received(FaceKind::Responses, &caller);
     let asked = super::create::agent_of(&state, &caller, &request)?;
-    let plan = super::create::plan(&state, received, &request, &asked, &console).await?;
+    let plan = super::create::plan(&state, received, &mut request, &asked, &console).await?;
     let session = super::create::copy(&state, &caller, &request, &asked, plan).await?;
     let before = session.snapshot().await?.usage;
     match session.compact().await {

@@ -16,8 +16,8 @@ use super::super::{AskedAgent, named_session, session_of};
 use super::fold::{FoldOptions, ResponseFold, Wait};
 use super::ids::{ItemId, ResponseId};
 use super::request::{
-    CreateRequest, InputItem, Named, history, history_and_input, input, no_such_conversation,
-    no_such_response, wrong,
+    CreateRequest, InputItem, ItemPlace, Named, history, history_and_input, input,
+    no_such_conversation, no_such_response, wrong,
 };
 use super::stored::{StoredRun, runs_of, session_tools};
 use super::{fold_options, unstored};
@@ -46,6 +46,8 @@ pub(super) enum Plan {
     After(Box<StoredRun>, Seq),
     /// Lets the run go on whose response has ended for its client.
     Resume(Box<StoredRun>, Box<ResponseFold>),
+    /// Sends the response of a run again that begins with this record.
+    Again(Box<StoredRun>, Seq),
     /// Says again what the run waits for, because the request does not decide it.
     Repeat(Box<ResponseFold>),
 }
@@ -69,83 +71,95 @@ pub(super) fn agent_of(
     Ok(found)
 }
 
-/// Finds out what a request does, without an effect.
+/// Finds out what a request does, without an effect. Leaves items out of the request that say nothing new.
 pub(super) async fn plan(
     state: &ApiState,
     received: ReceivedRequest<'_>,
-    request: &CreateRequest,
+    request: &mut CreateRequest,
     asked: &AskedAgent,
     console: &str,
 ) -> Result<Plan, OpenAiError> {
     let caller = received.caller;
     let named = named_session(received.headers)?;
-    let (own, items) = request.new_items();
-    let answered = items.iter().find_map(|item| {
-        let id = match item {
-            InputItem::Output { call, .. } => call,
-            InputItem::Decision { request, .. } => request,
-            InputItem::User(_)
-            | InputItem::Assistant(_)
-            | InputItem::Own { .. }
-            | InputItem::Call(_) => return None,
-        };
-        ItemId::parse(id).map(|id| (id.session, Some(id.run)))
-    });
-    let run_of_items = answered.or(own);
-    let session = match (&request.names, &run_of_items) {
-        (Some(Named::Response(id)), _) => Some(id.session.clone()),
-        (Some(Named::Conversation(session)), _) => Some(session.clone()),
-        (None, Some((session, _))) => Some(session.clone()),
+    let place = place_of_items(request);
+    let session = match (&request.names, &place) {
+        (Some(Named::Response(id)), _) => Some(&id.session),
+        (Some(Named::Conversation(session)), _) => Some(session),
+        (None, Some(place)) => Some(&place.session),
         (None, None) => None,
     };
-    if let (Some(named), Some(session)) = (&named, &session)
+    if let (Some(named), Some(session)) = (&named, session)
         && named != session
     {
         return Err(wrong("X-Callsheet-Session", "names another session than the body"));
     }
     let options = |id: ResponseId, run: &StoredRun| fold_options(state, id, run, None, console);
-    let run = match (&request.names, run_of_items) {
+    match (request.names.clone(), place) {
         (Some(Named::Response(id)), _) => {
-            let run = StoredRun::of_response(state, caller, id, "previous_response_id").await?;
+            let run = StoredRun::of_response(state, caller, &id, "previous_response_id").await?;
             check_agent(&run.session, asked, "previous_response_id").await?;
             let fold = run.fold(options(id.clone(), &run)).await?;
             let fold =
                 fold.ok_or_else(|| no_such_response("previous_response_id", &id.to_string()))?;
-            return plan_after(caller, run, fold, items).await;
-        }
-        (None, Some((session, None))) => {
-            return plan_in(state, caller, &session, asked, items, console).await;
-        }
-        (None, Some((session, Some(run)))) => {
-            let found = StoredRun::find(state, caller, &session, run).await?;
-            found.ok_or_else(|| {
-                wrong("input", "refers to an item of a session that does not exist")
-            })?
+            plan_after(caller, run, fold, request).await
         }
         (Some(Named::Conversation(session)), _) => {
-            let missing = || no_such_conversation(&super::ids::conversation_id(session));
-            match session_of(state, caller, session).await {
+            let missing = || no_such_conversation(&super::ids::conversation_id(&session));
+            match session_of(state, caller, &session).await {
                 Ok(found) => check_agent(&found, asked, "conversation").await?,
                 Err(error) => {
                     let error = OpenAiError::from(error);
                     return Err(if error.is_not_found() { missing() } else { error });
                 }
             }
-            return plan_in(state, caller, session, asked, items, console).await;
+            plan_in(state, caller, &session, asked, request, console).await
         }
-        (None, None) => {
-            return match named {
-                Some(id) if state.host.session(&id).exists().await? => {
-                    plan_in(state, caller, &id, asked, items, console).await
-                }
-                named => Ok(Plan::New(named)),
+        (None, Some(ItemPlace { session, run: None })) => {
+            plan_in(state, caller, &session, asked, request, console).await
+        }
+        (None, Some(ItemPlace { session, run: Some(run) })) => {
+            let found = match request.goes_on_elsewhere() {
+                true => None,
+                false => StoredRun::find(state, caller, &session, run).await?,
             };
+            if let Some(run) = found {
+                check_agent(&run.session, asked, "input").await?;
+                let fold = run.last_response(options(response_id(&run), &run)).await?;
+                // A session that is not stored is deleted soon, and the items say what it was.
+                if fold.run_end().is_none() || !unstored::is_unstored(&session) {
+                    return plan_after(caller, run, fold, request).await;
+                }
+            }
+            request.forget_places()?;
+            Ok(Plan::New(named))
         }
-    };
-    check_agent(&run.session, asked, "input").await?;
-    let id = response_id(&run);
-    let fold = run.last_response(options(id, &run)).await?;
-    plan_after(caller, run, fold, items).await
+        (None, None) => match named {
+            Some(id) if state.host.session(&id).exists().await? => {
+                plan_in(state, caller, &id, asked, request, console).await
+            }
+            named => Ok(Plan::New(named)),
+        },
+    }
+}
+
+/// Returns the place that the input goes on from: of the call or the approval that it answers, or of the last item that
+/// this host has sent.
+fn place_of_items(request: &CreateRequest) -> Option<ItemPlace> {
+    let (own, items) = request.new_items();
+    let answered = items.iter().find_map(|item| {
+        let id = match item {
+            InputItem::Output { call, .. } => call,
+            InputItem::Decision { request, .. } => request,
+            InputItem::User(_)
+            | InputItem::Assistant { .. }
+            | InputItem::Call { .. }
+            | InputItem::Own(_)
+            | InputItem::Reference(_) => return None,
+        };
+        let id = ItemId::parse(id)?;
+        Some(ItemPlace { session: id.session, run: Some(id.run) })
+    });
+    answered.or_else(|| own.cloned())
 }
 
 fn response_id(run: &StoredRun) -> ResponseId {
@@ -158,7 +172,7 @@ async fn plan_in(
     caller: &Caller,
     session: &SessionId,
     asked: &AskedAgent,
-    items: &[InputItem],
+    request: &mut CreateRequest,
     console: &str,
 ) -> Result<Plan, OpenAiError> {
     let handle = session_of(state, caller, session).await?;
@@ -178,7 +192,7 @@ async fn plan_in(
     };
     let options = fold_options(state, response_id(&run), &run, None, console);
     let fold = run.last_response(options).await?;
-    plan_after(caller, run, fold, items).await
+    plan_after(caller, run, fold, request).await
 }
 
 async fn check_agent(
@@ -201,13 +215,19 @@ async fn plan_after(
     caller: &Caller,
     run: StoredRun,
     fold: ResponseFold,
-    items: &[InputItem],
+    request: &mut CreateRequest,
 ) -> Result<Plan, OpenAiError> {
+    let answered = request.drop_answered(&run.place.session, &waiting_ids(&fold));
+    let (_, items) = request.new_items();
+    let has_input = items.iter().any(|item| matches!(item, InputItem::User(_)));
+    if !answered.is_empty() && !has_input && !items.iter().any(InputItem::is_answer) {
+        return plan_again(run, &fold, &answered).await;
+    }
     if !fold.has_ended() {
         return Err(in_progress());
     }
     if let Some(end) = fold.run_end() {
-        return match items.iter().any(is_answer) {
+        return match items.iter().any(InputItem::is_answer) {
             true => Err(wrong(
                 "input",
                 "has the result of a call, or a decision, for which no response waits",
@@ -215,7 +235,7 @@ async fn plan_after(
             false => Ok(Plan::After(Box::new(run), end)),
         };
     }
-    if items.iter().any(is_answer) {
+    if items.iter().any(InputItem::is_answer) {
         if items.iter().any(|item| matches!(item, InputItem::Decision { .. })) {
             caller.check_scope(TokenScope::Approve)?;
         }
@@ -239,6 +259,22 @@ async fn plan_after(
     }
 }
 
+/// Plans a request with results that the run has: the response that followed them is sent again.
+async fn plan_again(
+    run: StoredRun,
+    fold: &ResponseFold,
+    answered: &[String],
+) -> Result<Plan, OpenAiError> {
+    let options = FoldOptions { id: response_id(&run), ..fold.options().clone() };
+    let responses = run.responses(options).await?;
+    let waited = |fold: &&ResponseFold| waiting_ids(fold).iter().any(|id| answered.contains(id));
+    let Some(before) = responses.iter().rfind(waited) else {
+        return Err(wrong("input", "has only results of calls that have their results"));
+    };
+    let begins = Seq(before.ended_at().0 + 1);
+    Ok(Plan::Again(Box::new(run), begins))
+}
+
 /// Returns the error of a request for a conversation that has a response in progress.
 fn in_progress() -> OpenAiError {
     let message = "a response of this conversation is in progress: wait for its end, or cancel it";
@@ -252,26 +288,26 @@ fn client_call_id(wait: Wait<'_>) -> Option<String> {
     }
 }
 
-fn is_answer(item: &InputItem) -> bool {
-    matches!(item, InputItem::Output { .. } | InputItem::Decision { .. })
+/// Returns the ids of what a response waits for.
+fn waiting_ids(fold: &ResponseFold) -> Vec<String> {
+    let id = |wait| match wait {
+        Wait::Approval(_, id) | Wait::Client(id) => id,
+    };
+    fold.waits().map(id).collect()
 }
 
 /// Checks that the items answer all that the response waits for, and nothing else.
 fn check_answers(fold: &ResponseFold, items: &[InputItem]) -> Result<(), OpenAiError> {
-    let waits: Vec<String> = fold
-        .waits()
-        .map(|wait| match wait {
-            Wait::Approval(_, id) | Wait::Client(id) => id,
-        })
-        .collect();
+    let waits = waiting_ids(fold);
     let answered = |item: &InputItem| match item {
         InputItem::Output { call: id, .. } | InputItem::Decision { request: id, .. } => {
             Some(id.clone())
         }
         InputItem::User(_)
-        | InputItem::Assistant(_)
-        | InputItem::Own { .. }
-        | InputItem::Call(_) => None,
+        | InputItem::Assistant { .. }
+        | InputItem::Call { .. }
+        | InputItem::Own(_)
+        | InputItem::Reference(_) => None,
     };
     let answers: Vec<String> = items.iter().filter_map(answered).collect();
     if let Some(other) = answers.iter().find(|id| !waits.contains(id)) {
@@ -313,17 +349,21 @@ pub(super) async fn carry_out(
 ) -> Result<BegunResponse, OpenAiError> {
     let mut ignored = Vec::new();
     let (_, items) = request.new_items();
-    if let Plan::Resume(run, fold) = plan {
-        let begins = Seq(fold.ended_at().0 + 1);
-        let begun = begin::begin(state, received, None, resume(&run, items)).await?;
-        let id = ResponseId { begins, ..response_id(&run) };
-        let fold = fold_options(state, id, &run, None, console);
+    let gone_on = match &plan {
+        Plan::Resume(run, fold) => Some((run, Seq(fold.ended_at().0 + 1), items)),
+        Plan::Again(run, begins) => Some((run, *begins, &[][..])),
+        Plan::New(_) | Plan::Next(_) | Plan::After(..) | Plan::Repeat(_) => None,
+    };
+    if let Some((run, begins, items)) = gone_on {
+        let begun = begin::begin(state, received, None, resume(run, items)).await?;
+        let id = ResponseId { begins, ..response_id(run) };
+        let fold = fold_options(state, id, run, None, console);
         return Ok(BegunResponse { begun, fold, ignored });
     }
     let continued = match &plan {
         Plan::Next(session) => Some((session.clone(), input(items)?)),
         Plan::After(run, _) => Some((run.session.clone(), input(items)?)),
-        Plan::New(_) | Plan::Resume(..) | Plan::Repeat(_) => None,
+        Plan::New(_) | Plan::Resume(..) | Plan::Again(..) | Plan::Repeat(_) => None,
     };
     let start = async {
         let (OpenedSession { session, is_new }, content) =
@@ -412,7 +452,7 @@ async fn open(
             }
         }
         // They start no run.
-        Plan::Resume(run, _) => (run.session, false),
+        Plan::Resume(run, _) | Plan::Again(run, _) => (run.session, false),
         Plan::Repeat(_) => return Err(OpenAiError::from(HostError::RunInProgress)),
     };
     Ok((OpenedSession { session: caller.with_author(session), is_new }, content))
@@ -447,7 +487,9 @@ pub(super) async fn copy(
             state.host.fork(&session, at, None).await?
         }
         Plan::After(run, end) => state.host.fork(&run.session, end, None).await?,
-        Plan::Resume(..) | Plan::Repeat(_) => return Err(HostError::RunInProgress.into()),
+        Plan::Resume(..) | Plan::Again(..) | Plan::Repeat(_) => {
+            return Err(HostError::RunInProgress.into());
+        }
     };
     Ok(caller.with_author(session))
 }
@@ -491,9 +533,11 @@ fn without_maximum(overrides: &RunOverrides) -> RunOverrides {
     overrides.clone().with(|overrides| overrides.max_output_tokens = None)
 }
 
-/// Answers what a run waits for. Further messages of the user steer it.
+/// Answers what a run waits for. Further messages of the user steer it, unless the run has all that the request answers:
+/// then the client sends it once more.
 async fn resume(run: &StoredRun, items: &[InputItem]) -> Result<ActedRun, OpenAiError> {
     let session = &run.session;
+    let (mut is_repeated, mut is_new) = (false, false);
     for item in items {
         match item {
             InputItem::Decision { request, approve, reason } => {
@@ -502,19 +546,31 @@ async fn resume(run: &StoredRun, items: &[InputItem]) -> Result<ActedRun, OpenAi
             InputItem::Output { call, output } => {
                 let call = ItemId::parse(call).map_or("", |id| id.of);
                 let mut tries = 0;
-                // The response shows a call when it is certain, and the session may hand it out a moment later.
-                while let Err(error) = session.answer_call(call, output.clone()).await {
+                loop {
                     tries += 1;
-                    if tries == ANSWER_TRIES
-                        || error != HostError::ClientResult(ClientResultError::NoSuchCall)
-                    {
-                        return Err(error.into());
+                    match session.answer_call(call, output.clone()).await {
+                        Ok(()) => is_new = true,
+                        Err(HostError::ClientResult(ClientResultError::AlreadyAnswered)) => {
+                            is_repeated = true;
+                        }
+                        // The response shows a call when it is certain, and the session may hand it out a moment later.
+                        Err(HostError::ClientResult(ClientResultError::NoSuchCall))
+                            if tries < ANSWER_TRIES =>
+                        {
+                            tokio::time::sleep(ANSWER_AGAIN).await;
+                            continue;
+                        }
+                        Err(error) => return Err(error.into()),
                     }
-                    tokio::time::sleep(ANSWER_AGAIN).await;
+                    break;
                 }
             }
+            InputItem::User(_) if is_repeated && !is_new => {}
             InputItem::User(content) => drop(session.steer(content.clone()).await?),
-            InputItem::Assistant(_) | InputItem::Own { .. } | InputItem::Call(_) => {}
+            InputItem::Assistant { .. }
+            | InputItem::Call { .. }
+            | InputItem::Own(_)
+            | InputItem::Reference(_) => {}
         }
     }
     let events = RunEvents::join(session.clone(), run.place.clone()).await?;

@@ -294,6 +294,10 @@ impl ResponseFold {
         }
     }
 
+    pub(super) fn options(&self) -> &FoldOptions {
+        &self.options
+    }
+
     /// Returns the response as an object, if it has begun.
     pub(super) fn object(&self) -> Option<Value> {
         let response = self.response.as_ref().filter(|_| self.is_wanted())?;

@@ -71,9 +71,9 @@ async fn create(
     let whole = WholeRequest::read(&state, request).await?;
     let received = whole.received(FaceKind::Responses, &caller);
     unstored::delete_old(&state);
-    let request = CreateRequest::parse(whole.bytes())?;
+    let mut request = CreateRequest::parse(whole.bytes())?;
     let asked = create::agent_of(&state, &caller, &request)?;
-    let plan = create::plan(&state, received, &request, &asked, &console).await?;
+    let plan = create::plan(&state, received, &mut request, &asked, &console).await?;
     if let Plan::Repeat(fold) = plan {
         return Ok(repeat(&state, &request, *fold));
     }

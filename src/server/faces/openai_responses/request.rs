@@ -17,25 +17,37 @@ use callsheet_values::types::{
     Content, ContentPart, Image, Metadata, ResultPart, Seq, SessionId, ToolChoice, excerpt,
 };
 
-/// Parameters without effect, and the check of their values. They are named in a header of the answer.
-const IGNORED: [(&str, Check); 14] = [
-    ("temperature", Value::is_number),
-    ("top_p", Value::is_number),
-    ("presence_penalty", Value::is_number),
-    ("frequency_penalty", Value::is_number),
-    ("reasoning", Value::is_object),
-    ("service_tier", Value::is_string),
-    ("truncation", Value::is_string),
-    ("safety_identifier", Value::is_string),
-    ("prompt_cache_key", Value::is_string),
-    ("prompt_cache_retention", Value::is_string),
-    ("user", Value::is_string),
-    ("stream_options", Value::is_object),
-    ("include", Value::is_array),
-    ("top_logprobs", is_zero),
+/// Parameters without effect, and what they must be. They are named in a header of the answer.
+const IGNORED: [(&str, Check, &str); 14] = [
+    ("temperature", |value| is_from(value, 0.0, 2.0), "must be a number from 0 to 2"),
+    ("top_p", |value| is_from(value, 0.0, 1.0), "must be a number from 0 to 1"),
+    ("presence_penalty", |value| is_from(value, -2.0, 2.0), "must be a number from -2 to 2"),
+    ("frequency_penalty", |value| is_from(value, -2.0, 2.0), "must be a number from -2 to 2"),
+    ("reasoning", Value::is_object, "must be an object"),
+    ("service_tier", Value::is_string, "must be a string"),
+    ("truncation", is_truncation, "must be auto or disabled"),
+    ("safety_identifier", Value::is_string, "must be a string"),
+    ("prompt_cache_key", Value::is_string, "must be a string"),
+    ("prompt_cache_retention", Value::is_string, "must be a string"),
+    ("user", Value::is_string, "must be a string"),
+    ("stream_options", Value::is_object, "must be an object"),
+    ("include", are_strings, "must be a list of strings"),
+    ("top_logprobs", is_zero, "must be 0: logprobs are not supported"),
 ];
 
 type Check = fn(&Value) -> bool;
+
+fn is_from(value: &Value, min: f64, max: f64) -> bool {
+    value.as_f64().is_some_and(|number| (min..=max).contains(&number))
+}
+
+fn is_truncation(value: &Value) -> bool {
+    matches!(value.as_str(), Some("auto" | "disabled"))
+}
+
+fn are_strings(value: &Value) -> bool {
+    value.as_array().is_some_and(|list| list.iter().all(Value::is_string))
+}
 
 /// The names of the other parameters.
 const KNOWN: [&str; 15] = [
@@ -86,14 +98,19 @@ pub(super) enum Named {
 #[derive(Clone, Debug)]
 pub(super) enum InputItem {
     User(Content),
-    Assistant(String),
-    /// An item that an earlier response of this host had.
-    Own {
-        run: Option<Seq>,
-        session: SessionId,
+    Assistant {
+        text: String,
+        place: Option<ItemPlace>,
     },
-    /// A call of another host.
-    Call(Value),
+    /// A call of a client's tool, in the form of Chat Completions.
+    Call {
+        call: Value,
+        place: Option<ItemPlace>,
+    },
+    /// An item that an earlier response of this host had, of which nothing else is known or needed.
+    Own(ItemPlace),
+    /// A reference to one.
+    Reference(ItemPlace),
     /// The result of a call.
     Output {
         call: String,
@@ -105,6 +122,29 @@ pub(super) enum InputItem {
         approve: bool,
         reason: Option<String>,
     },
+}
+
+/// The place of an item that an earlier response of this host had. `run`: the first record of its run, unless the item
+/// stands for a whole session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ItemPlace {
+    pub(super) session: SessionId,
+    pub(super) run: Option<Seq>,
+}
+
+impl InputItem {
+    fn place(&self) -> Option<&ItemPlace> {
+        match self {
+            Self::Assistant { place, .. } | Self::Call { place, .. } => place.as_ref(),
+            Self::Own(place) | Self::Reference(place) => Some(place),
+            Self::User(_) | Self::Output { .. } | Self::Decision { .. } => None,
+        }
+    }
+
+    /// Returns whether the item answers what a run waits for.
+    pub(super) fn is_answer(&self) -> bool {
+        matches!(self, Self::Output { .. } | Self::Decision { .. })
+    }
 }
 
 impl CreateRequest {
@@ -163,14 +203,63 @@ impl CreateRequest {
     }
 
     /// Splits the items behind the last one that this host has sent: the place of that one, and the new items.
-    pub(super) fn new_items(&self) -> (Option<(SessionId, Option<Seq>)>, &[InputItem]) {
-        let own = |item: &InputItem| matches!(item, InputItem::Own { .. });
-        let Some(at) = self.items.iter().rposition(own) else { return (None, &self.items) };
-        let place = match self.items.get(at) {
-            Some(InputItem::Own { run, session }) => Some((session.clone(), *run)),
-            Some(_) | None => None,
+    pub(super) fn new_items(&self) -> (Option<&ItemPlace>, &[InputItem]) {
+        let last = self.items.iter().rposition(|item| item.place().is_some());
+        let Some(at) = last else { return (None, &self.items) };
+        let (before, new) = self.items.split_at(at + 1);
+        (before.last().and_then(InputItem::place), new)
+    }
+
+    /// Returns whether the history goes on, behind the last item of this host, with answers that do not say that they are of
+    /// it. Then all that it says is in the items.
+    pub(super) fn goes_on_elsewhere(&self) -> bool {
+        let (_, items) = self.new_items();
+        let is_foreign = |item: &InputItem| match item {
+            InputItem::Assistant { text, .. } => !text.is_empty(),
+            InputItem::Call { .. } => true,
+            InputItem::User(_)
+            | InputItem::Own(_)
+            | InputItem::Reference(_)
+            | InputItem::Output { .. }
+            | InputItem::Decision { .. } => false,
         };
-        (place, self.items.get(at + 1..).unwrap_or_default())
+        let has_reference = self.items.iter().any(|item| matches!(item, InputItem::Reference(_)));
+        items.iter().any(is_foreign) && !has_reference
+    }
+
+    /// Takes the items as the history of another host: those of this one are not there any more. Each has what it says in
+    /// itself, but for references.
+    pub(super) fn forget_places(&mut self) -> Result<(), OpenAiError> {
+        for item in &mut self.items {
+            match item {
+                InputItem::Assistant { place, .. } | InputItem::Call { place, .. } => *place = None,
+                InputItem::Reference(_) => {
+                    let problem = "refers to an item of a session that does not exist";
+                    return Err(wrong("input", problem));
+                }
+                InputItem::Own(_)
+                | InputItem::User(_)
+                | InputItem::Output { .. }
+                | InputItem::Decision { .. } => {}
+            }
+        }
+        self.items.retain(|item| !matches!(item, InputItem::Own(_)));
+        Ok(())
+    }
+
+    /// Leaves the results out of calls of a session that have their results: clients send them once more. Returns the
+    /// calls.
+    pub(super) fn drop_answered(&mut self, session: &SessionId, waits: &[String]) -> Vec<String> {
+        let mut answered = Vec::new();
+        self.items.retain(|item| {
+            let InputItem::Output { call, .. } = item else { return true };
+            let is_of_session = ItemId::parse(call).is_some_and(|id| id.session == *session);
+            if is_of_session && !waits.contains(call) {
+                answered.push(call.clone());
+            }
+            !is_of_session || waits.contains(call)
+        });
+        answered
     }
 }
 
@@ -195,10 +284,10 @@ pub(super) fn wrong(param: &str, problem: &str) -> OpenAiError {
 
 fn ignored(fields: &mut Map<String, Value>) -> Result<Vec<&'static str>, OpenAiError> {
     let mut names = Vec::new();
-    for (name, is_valid) in IGNORED {
+    for (name, is_valid, form) in IGNORED {
         let Some(value) = fields.remove(name) else { continue };
         if !is_valid(&value) {
-            return Err(wrong(name, "has a value that is not supported"));
+            return Err(wrong(name, form));
         }
         let logprobs = |value: &Value| value == "message.output_text.logprobs";
         if value.as_array().is_some_and(|list| list.iter().any(logprobs)) {
@@ -293,6 +382,9 @@ fn client_tools(tools: Option<&Value>) -> Result<Option<Arc<[ClientTool]>>, Open
     for (at, tool) in tools.iter().enumerate() {
         let param = format!("tools[{at}]");
         let field = |name: &str| tool.get(name).and_then(Value::as_str);
+        if !tool.is_object() {
+            return Err(wrong(&param, "must be an object"));
+        }
         match (field("type"), field("server_label")) {
             (Some("function"), _) => {}
             // The agent's own tools, as a client that has been shown their calls names them.
@@ -394,28 +486,31 @@ fn item(
     let needed = |name: &str| {
         field(name).ok_or_else(|| wrong(&format!("{param}.{name}"), "must be a string"))
     };
-    let own = |id: Option<&str>| {
+    let place = |id: Option<&str>| {
         let ItemId { run, session, .. } = ItemId::parse(id?)?;
-        Some(InputItem::Own { run: Some(run), session })
+        Some(ItemPlace { run: Some(run), session })
     };
     Ok(match field("type").or(field("role").map(|_| "message")) {
-        Some("message") => message(value, param, instructions, own(field("id")))?,
+        Some("message") => message(value, param, instructions, place(field("id")))?,
         Some("item_reference") => {
             let id = needed("id")?;
-            let item = own(Some(id));
-            Some(item.ok_or_else(|| wrong(param, "refers to no item of this host"))?)
+            let place = place(Some(id));
+            let place = place.ok_or_else(|| wrong(param, "refers to no item of this host"))?;
+            Some(InputItem::Reference(place))
         }
         // Thinking of another service cannot be passed on.
-        Some("reasoning") => own(field("id")),
+        Some("reasoning") => place(field("id")).map(InputItem::Own),
         Some("function_call") => {
             let (id, name, arguments) = (needed("call_id")?, needed("name")?, needed("arguments")?);
             let function = json!({"name": name, "arguments": arguments});
             let call = json!({"id": id, "type": "function", "function": function});
-            Some(own(field("id")).or(own(Some(id))).unwrap_or(InputItem::Call(call)))
+            let place = place(field("id")).or_else(|| place(Some(id)));
+            Some(InputItem::Call { call, place })
         }
         Some("mcp_call" | "mcp_approval_request") => {
-            let item = own(field("id"));
-            Some(item.ok_or_else(|| wrong(param, "is a call of another server"))?)
+            let place = place(field("id"));
+            let place = place.ok_or_else(|| wrong(param, "is a call of another server"))?;
+            Some(InputItem::Own(place))
         }
         Some("function_call_output") => {
             let call = needed("call_id")?.to_owned();
@@ -434,7 +529,7 @@ fn item(
         Some("compaction") => {
             let session = session_of_conversation(needed("encrypted_content")?);
             let session = session.ok_or_else(|| wrong(param, "is of another host"))?;
-            Some(InputItem::Own { run: None, session })
+            Some(InputItem::Own(ItemPlace { run: None, session }))
         }
         Some(other) => {
             let message = format!("items of type {:?} are not supported", excerpt(other, 64));
@@ -448,16 +543,16 @@ fn message(
     value: &Value,
     param: &str,
     instructions: &mut Vec<String>,
-    own: Option<InputItem>,
+    place: Option<ItemPlace>,
 ) -> Result<Option<InputItem>, OpenAiError> {
     let role = value.get("role").and_then(Value::as_str);
     let content = content(value.get("content").unwrap_or(&Value::Null), param);
     Ok(match role {
         Some("user") => Some(InputItem::User(content?)),
-        Some("assistant") => Some(match own {
-            Some(own) => own,
-            None => InputItem::Assistant(content?.text().into_owned()),
-        }),
+        Some("assistant") => {
+            let text = content?.text().into_owned();
+            Some(InputItem::Assistant { text, place })
+        }
         Some("system" | "developer") => {
             instructions.push(content?.text().into_owned());
             None
@@ -536,37 +631,61 @@ pub(super) fn history_and_input(items: &[InputItem]) -> Result<(Vec<Value>, Cont
     Ok((history(before)?, input(inputs)?))
 }
 
-/// Returns items as a history, in the form of Chat Completions.
+/// Returns items as a history, in the form of Chat Completions. A result may be anywhere behind its call. Messages without
+/// content are left out.
 pub(super) fn history(items: &[InputItem]) -> Result<Vec<Value>, OpenAiError> {
     let mut messages: Vec<Value> = Vec::new();
+    // The calls without a result, with the place behind their message and the results that it has.
+    let mut open: Vec<(&str, usize)> = Vec::new();
     for item in items {
         match item {
+            InputItem::User(content) if content.is_blank() => {}
             InputItem::User(content) => {
                 messages.push(json!({"role": "user", "content": content}));
             }
-            InputItem::Assistant(text) => {
+            InputItem::Assistant { text, .. } if text.is_empty() => {}
+            InputItem::Assistant { text, .. } => {
                 messages.push(json!({"role": "assistant", "content": text}));
             }
-            InputItem::Call(call) => {
+            InputItem::Call { call, .. } => {
                 let calls = messages.last_mut().and_then(|last| last.get_mut("tool_calls"));
                 match calls.and_then(Value::as_array_mut) {
                     Some(calls) => calls.push(call.clone()),
                     None => messages
                         .push(json!({"role": "assistant", "content": null, "tool_calls": [call]})),
                 }
+                open.push((call["id"].as_str().unwrap_or_default(), messages.len()));
             }
             InputItem::Output { call, output } => {
+                let Some(at) = open.iter().position(|(id, _)| id == call) else {
+                    let id = excerpt(call, 160);
+                    let problem = format!("no tool call found for the output with call_id {id}");
+                    return Err(wrong("input", &problem));
+                };
+                let (_, place) = open.remove(at);
                 let text = output.text();
-                messages.push(json!({"role": "tool", "tool_call_id": call, "content": text}));
+                let message = json!({"role": "tool", "tool_call_id": call, "content": text});
+                messages.insert(place, message);
+                for (_, other) in open.iter_mut().filter(|(_, other)| *other >= place) {
+                    *other += 1;
+                }
             }
             InputItem::Decision { request, .. } => {
                 let message = format!("no response waits for {:?}", excerpt(request, 160));
                 return Err(wrong("input", &message));
             }
-            InputItem::Own { .. } => return Err(wrong("items", "must not be items of this host")),
+            InputItem::Own(_) | InputItem::Reference(_) => {
+                return Err(wrong("items", "must not be items of this host"));
+            }
         }
     }
-    Ok(messages)
+    match open.first() {
+        Some((id, _)) => {
+            let id = excerpt(id, 160);
+            Err(wrong("input", &format!("no tool output found for the call {id}")))
+        }
+        None => Ok(messages),
+    }
 }
 
 /// Returns the session of the items of a body, for a host that does not have it.
@@ -592,7 +711,8 @@ pub(super) fn input(items: &[InputItem]) -> Result<Content, OpenAiError> {
     if content.is_blank() {
         return Err(wrong(
             "input",
-            "the last item must be a message of the user with text or an image",
+            "the last item must be a message of the user with text or an image: only a result of a call of this host goes \
+             on without one",
         ));
     }
     Ok(content)

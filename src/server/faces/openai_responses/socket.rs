@@ -140,7 +140,7 @@ impl SocketConnection {
             return Err(wrong("background", "is not supported over a WebSocket"));
         }
         let body = serde_json::to_vec(&fields).unwrap_or_default();
-        let request = CreateRequest::parse(&body)?;
+        let mut request = CreateRequest::parse(&body)?;
         let received = ReceivedRequest {
             face: FaceKind::Responses,
             caller: &self.caller,
@@ -149,7 +149,7 @@ impl SocketConnection {
             body: &body,
         };
         let asked = create::agent_of(&self.state, &self.caller, &request)?;
-        let plan = create::plan(&self.state, received, &request, &asked, &self.console).await?;
+        let plan = create::plan(&self.state, received, &mut request, &asked, &self.console).await?;
         if let Plan::Repeat(fold) = plan {
             let mut parts = Vec::new();
             fold.repeated(&mut parts);

@@ -1,5 +1,6 @@
-//! Sessions of requests with `"store": false`: deleted at once when the answer was delivered whole and the run has ended,
-//! or else some minutes after the end of the run, in which the client can still join it.
+//! Sessions of requests with `"store": false`: deleted when the answer was delivered whole and the run has ended, or else
+//! some minutes after the end of the run, in which the client can still join it. Delivered means that it was sent: a client
+//! whose connection broke then has the time in which clients repeat a request.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::super::super::state::ApiState;
 use super::super::earlier::SESSION_PREFIXES;
-use super::super::retries::RunPlace;
+use super::super::retries::{REPEAT_WITHIN, RunPlace};
 use callsheet_host::journal::{SessionQuery, unix_ms};
 use callsheet_host::runtime::{SessionHandle, SessionState};
 use callsheet_host::telemetry::FeedItem;
@@ -60,12 +61,21 @@ pub(super) fn delete_after(
     spawn(state, async move {
         let was_delivered = is_delivered.await.is_ok();
         run_end(&session, &place).await;
-        if !was_delivered {
-            tokio::time::sleep(KEPT_FOR).await;
-        }
-        drop(session.close().await);
+        tokio::time::sleep(if was_delivered { REPEAT_WITHIN } else { KEPT_FOR }).await;
+        delete_unless_continued(&session, &place).await;
     });
     response
+}
+
+/// Deletes the session, unless a later request goes on in it.
+async fn delete_unless_continued(session: &SessionHandle, place: &RunPlace) {
+    let is_last = session
+        .runs()
+        .await
+        .is_ok_and(|runs| runs.first().is_none_or(|run| run.run_id == place.run));
+    if is_last {
+        drop(session.close().await);
+    }
 }
 
 /// Deletes the session when its run has ended.

@@ -1,0 +1,164 @@
+//! The face OpenAI Responses: requests with a whole history, whose items may be of this host, of a session that is gone, or
+//! of another host.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+
+use serde_json::{Value, json};
+
+use crate::client::HttpResponse;
+use crate::host_directory::{HostDirectory, HostServer};
+use crate::responses::{outline, start};
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+fn weather() -> Value {
+    json!([{"type": "function", "name": "weather", "parameters": {"type": "object"}}])
+}
+
+fn asks() -> Value {
+    json!({"name": "weather", "arguments": {"city": "Ulm"}})
+}
+
+fn result(call: &Value) -> Value {
+    json!({"type": "function_call_output", "call_id": call["call_id"], "output": "sun"})
+}
+
+fn without_id(item: &Value) -> Value {
+    let mut item = item.clone();
+    item.as_object_mut().unwrap().remove("id");
+    item
+}
+
+async fn send(served: &HostServer, input: &[Value], members: Value) -> HttpResponse {
+    let mut body = json!({"model": "default", "input": input, "tools": weather()});
+    body.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+    served.post("/v1/responses", body).await
+}
+
+/// Returns the roles and texts of the messages of the last request to the model.
+fn seen(directory: &HostDirectory) -> Vec<String> {
+    let body = directory.model.requests().pop().unwrap().body.clone();
+    let messages = body["messages"].as_array().unwrap().iter();
+    let text = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();
+    messages.map(|it| format!("{} {}", it["role"].as_str().unwrap(), text(it))).collect()
+}
+
+#[tokio::test]
+async fn a_history_says_all_when_its_session_is_gone() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["One."]}, {"text": ["Two."]}, {"text": ["Three."]}, {"text": ["Four."]}]}))
+    .await;
+    let served = start(&directory, "").await;
+    let unstored = json!({"store": false});
+    let first = send(&served, &[user("1")], unstored.clone()).await.json();
+    let history = [user("1"), first["output"][0].clone(), user("2")];
+    let second = send(&served, &history, unstored).await;
+    assert_eq!((second.status, outline(&second.json())), (200, vec!["Two.".to_owned()]));
+    assert_eq!(seen(&directory), ["user 1", "assistant One.", "user 2"]);
+    assert_ne!(second.json()["conversation"], first["conversation"]);
+
+    let stored = send(&served, &[user("1")], json!({})).await.json();
+    let conversation = stored["conversation"]["id"].as_str().unwrap();
+    let deleted = served.delete(&format!("/v1/conversations/{conversation}")).await;
+    assert_eq!(deleted.status, 200);
+    let item = &stored["output"][0];
+    let after = send(&served, &[user("1"), item.clone(), user("4")], json!({})).await;
+    assert_eq!((after.status, outline(&after.json())), (200, vec!["Four.".to_owned()]));
+    assert_eq!(seen(&directory), ["user 1", "assistant Three.", "user 4"]);
+    let reference = json!({"type": "item_reference", "id": item["id"]});
+    let refused = send(&served, &[user("1"), reference, user("4")], json!({})).await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn results_that_are_sent_again_get_the_answer_again() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"calls": [asks()]}, {"text": ["Sunny."]}, {"text": ["Bye."]}]}))
+    .await;
+    let served = start(&directory, "").await;
+    let first = send(&served, &[user("go")], json!({})).await.json();
+    let call = first["output"][0].clone();
+    let history = [user("go"), call.clone(), result(&call)];
+    let named = json!({"previous_response_id": first["id"]});
+    let second = send(&served, &history, json!({})).await.json();
+    assert_eq!(outline(&second), ["Sunny."]);
+    for (input, members) in [(&history[..], json!({})), (&history[2..], named)] {
+        let again = send(&served, input, members).await;
+        assert_eq!((again.status, &again.json()["id"]), (200, &second["id"]), "{again:?}");
+        assert_eq!(again.json()["output"], second["output"]);
+    }
+    // A client that sends earlier results with each request.
+    let named = json!({"previous_response_id": second["id"]});
+    let third = send(&served, &[result(&call), user("thanks")], named).await;
+    assert_eq!((third.status, outline(&third.json())), (200, vec!["Bye.".to_owned()]), "{third:?}");
+    assert_eq!(third.json()["conversation"], first["conversation"]);
+    assert_eq!(directory.model.requests().len(), 3);
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn messages_without_ids_are_a_history_of_their_own() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["I look."], "calls": [asks()]}, {"text": ["Sunny."]}, {"text": ["Bye."]}]}))
+    .await;
+    let served = start(&directory, "").await;
+    let first = send(&served, &[user("go")], json!({})).await.json();
+    let [said, call] = [0, 1].map(|at| without_id(&first["output"][at]));
+    let mut history = vec![user("go"), said, call.clone(), result(&call)];
+    let second = send(&served, &history, json!({})).await.json();
+    assert_eq!(second["conversation"], first["conversation"]);
+    history.extend([without_id(&second["output"][0]), user("thanks")]);
+    let third = send(&served, &history, json!({})).await;
+    assert_eq!((third.status, outline(&third.json())), (200, vec!["Bye.".to_owned()]), "{third:?}");
+    let expected = [
+        "user go",
+        "assistant I look.",
+        "assistant ",
+        "tool sun",
+        "assistant Sunny.",
+        "user thanks",
+    ];
+    assert_eq!(seen(&directory), expected);
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_foreign_history_has_a_result_for_each_call() {
+    let directory = HostDirectory::new(json!({"responses": [{"text": ["Hello."]}]})).await;
+    let served = start(&directory, "").await;
+    let call = |id: &str, name: &str| json!({"type": "function_call", "call_id": id, "name": name, "arguments": "{\"id\": \"x\"}"});
+    for name in ["weather", "quick"] {
+        let refused = send(&served, &[user("go"), call("c", name), user("on")], json!({})).await;
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert_eq!(refused.status, 400, "{refused:?}");
+        assert!(message.ends_with("no tool output found for the call c"), "{message}");
+    }
+    let refused =
+        send(&served, &[user("go"), result(&json!({"call_id": "z"})), user("on")], json!({})).await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert_eq!(directory.control.log(), [""; 0]);
+    assert_eq!(served.get("/v1/sessions").await.json()["sessions"], json!([]));
+    // Results belong to their calls wherever they are, and empty messages say nothing.
+    let said = |text: &str| json!({"role": "assistant", "content": text});
+    let [first, second] = ["a", "b"].map(|id| call(id, "weather"));
+    let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": format!("of {id}")});
+    let history = [
+        user("go"),
+        user(""),
+        first,
+        second,
+        said("I wait."),
+        said(""),
+        output("b"),
+        output("a"),
+        user("on"),
+    ];
+    let answer = send(&served, &history, json!({})).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let expected =
+        ["user go", "assistant ", "tool of b", "tool of a", "assistant I wait.", "user on"];
+    assert_eq!(seen(&directory), expected);
+    served.shutdown().await;
+}
