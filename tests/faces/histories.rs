@@ -160,5 +160,18 @@ async fn a_foreign_history_has_a_result_for_each_call() {
     let expected =
         ["user go", "assistant ", "tool of b", "tool of a", "assistant I wait.", "user on"];
     assert_eq!(seen(&directory), expected);
+    let path = format!("/v1/responses/{}/input_items", answer.json()["id"].as_str().unwrap());
+    let all = served.get(&format!("{path}?order=asc")).await.json()["data"].clone();
+    let outlined = outline(&json!({"output": all}));
+    let expected =
+        ["go", "function_call weather ", "function_call weather ", "of b", "of a", "I wait.", "on"];
+    assert_eq!(outlined, expected);
+    let first = served.get(&format!("{path}?limit=4")).await.json();
+    let after = first["last_id"].as_str().unwrap();
+    let rest = served.get(&format!("{path}?limit=4&after={after}")).await.json();
+    let pages = [&first, &rest].map(|page| page["data"].as_array().unwrap().clone()).concat();
+    assert!(pages.iter().rev().eq(all.as_array().unwrap()));
+    assert_eq!((&first["has_more"], &rest["has_more"]), (&true.into(), &false.into()));
+    assert_eq!(served.get(&format!("{path}?limit=0")).await.status, 400);
     served.shutdown().await;
 }

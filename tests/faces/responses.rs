@@ -806,6 +806,8 @@ async fn a_conversation_has_the_items_of_its_responses() {
     let body = json!({"metadata": {"a": "b"}, "items": items});
     let opened = served.post("/v1/conversations", body).await;
     assert_eq!(opened.status, 200, "{opened:?}");
+    let wrong = served.post("/v1/conversations", json!({"items": "x"})).await;
+    assert_eq!((wrong.status, &wrong.json()["error"]["param"]), (400, &"items".into()));
     let conversation = opened.json();
     let id = conversation["id"].as_str().unwrap();
     assert_eq!(conversation["metadata"], json!({"a": "b"}));
@@ -823,7 +825,8 @@ async fn a_conversation_has_the_items_of_its_responses() {
     let list = served.get(&format!("{path}/items?order=asc&after={last}")).await.json();
     all.extend(list["data"].as_array().unwrap().clone());
     all.iter().for_each(|item| validate("ItemField", item));
-    let expected = ["1", "One.", "function_call quick ", "done a", "Two.", "3", "Three."];
+    let expected =
+        ["0", "Zero.", "1", "One.", "function_call quick ", "done a", "Two.", "3", "Three."];
     assert_eq!(outline(&json!({"output": all})), expected);
     assert_eq!(served.delete(&path).await.json()["deleted"], true);
     assert_eq!(served.get(&path).await.status, 404);

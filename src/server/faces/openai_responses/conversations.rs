@@ -13,8 +13,8 @@ use super::super::DecisionAddress;
 use super::super::begin::WholeRequest;
 use super::super::openai_error::OpenAiError;
 use super::super::session_of;
-use super::ids::{ResponseId, conversation_id, session_of_conversation};
-use super::object::FacePair;
+use super::ids::{ItemId, ResponseId, conversation_id, session_of_conversation};
+use super::object::{FacePair, text_content};
 use super::request::{self, history, metadata, no_such_conversation, wrong};
 use super::stored::{StoredRun, runs_of};
 use super::{FaceKind, fold_options, input_item};
@@ -24,6 +24,9 @@ use callsheet_values::types::{Metadata, Seq, Usage};
 
 /// The pair of metadata that names the agent of a new conversation.
 const AGENT_PAIR: &str = "agent";
+
+/// In the ids of the items with which a session was opened: its first record.
+const OPENING: Seq = Seq(1);
 
 /// The number of items of a page, and its maximum.
 const PAGE_ITEMS: usize = 20;
@@ -44,6 +47,9 @@ pub(super) async fn open(
     }
     let metadata = metadata(&body, &FacePair::default())?;
     let mut instructions = Vec::new();
+    if body.get("items").is_some_and(|items| !items.is_array()) {
+        return Err(wrong("items", "must be a list of items"));
+    }
     let items = request::items(body.get("items"), &mut instructions)?;
     if !instructions.is_empty() {
         return Err(wrong("items", "a conversation has no system message: send instructions"));
@@ -110,12 +116,49 @@ pub(super) async fn delete(
     Ok(Json(body).into_response())
 }
 
+/// A page of a list of items.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ItemsQuery {
     after: Option<String>,
     limit: Option<usize>,
     order: Option<String>,
+    /// Without effect, as in requests.
+    #[serde(rename = "include", alias = "include[]")]
+    _include: Option<String>,
+}
+
+impl ItemsQuery {
+    fn limit(&self) -> Result<usize, OpenAiError> {
+        let limit = self.limit.unwrap_or(PAGE_ITEMS);
+        match (1..=PAGE_ITEMS_MAX).contains(&limit) {
+            true => Ok(limit),
+            false => Err(wrong("limit", "must be a number from 1 to 100")),
+        }
+    }
+
+    /// Returns a page of items, which are the oldest first: the newest first unless `order=asc`.
+    pub(super) fn page(&self, mut items: Vec<Value>) -> Result<Value, OpenAiError> {
+        match self.order.as_deref() {
+            None | Some("desc") => items.reverse(),
+            Some("asc") => {}
+            Some(_) => return Err(wrong("order", "must be asc or desc")),
+        }
+        let first = match &self.after {
+            None => 0,
+            Some(after) => {
+                let at = items.iter().position(|item| item["id"] == **after);
+                1 + at.ok_or_else(|| wrong("after", "the list has no such item"))?
+            }
+        };
+        let page: Vec<&Value> = items.iter().skip(first).take(self.limit()?).collect();
+        let has_more = items.len() > first + page.len();
+        let [first, last] = [page.first(), page.last()].map(|item| item.map(|item| &item["id"]));
+        let body = json!({
+            "object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more,
+        });
+        Ok(body)
+    }
 }
 
 /// Returns a page of the inputs and the outputs of all responses, the newest first unless `order=asc`.
@@ -124,15 +167,12 @@ pub(super) async fn items(
     caller: Caller,
     parameters: PathParameters,
     DecisionAddress(console): DecisionAddress,
-    StrictQuery(ItemsQuery { after, limit, order }): StrictQuery<ItemsQuery>,
+    StrictQuery(query): StrictQuery<ItemsQuery>,
 ) -> Result<Response, OpenAiError> {
     let session = named(&state, &caller, &parameters).await?;
-    let limit = limit.unwrap_or(PAGE_ITEMS);
-    if !(1..=PAGE_ITEMS_MAX).contains(&limit) {
-        return Err(wrong("limit", "must be a number from 1 to 100"));
-    }
+    query.limit()?;
     let _guard = state.reads.reports.lock().await;
-    let mut items = Vec::new();
+    let mut items = opening_items(&session).await?;
     for run in runs_of(&session).await? {
         let Some(run) = StoredRun::find(&state, &caller, session.id(), run).await? else {
             continue;
@@ -144,25 +184,61 @@ pub(super) async fn items(
             items.extend(fold.response().into_iter().flat_map(|it| it.output()).cloned());
         }
     }
-    match order.as_deref() {
-        None | Some("desc") => items.reverse(),
-        Some("asc") => {}
-        Some(_) => return Err(wrong("order", "must be asc or desc")),
-    }
-    let first = match &after {
-        None => 0,
-        Some(after) => {
-            let at = items.iter().position(|item| item["id"] == **after);
-            1 + at.ok_or_else(|| wrong("after", "the conversation has no such item"))?
-        }
+    state.answer_limiter.json(&query.page(items)?).map_err(OpenAiError::from)
+}
+
+/// Returns the messages with which a session was opened, as items.
+pub(super) async fn opening_items(session: &SessionHandle) -> Result<Vec<Value>, OpenAiError> {
+    let (first, _) = session.record_page(Seq(0), 1).await?;
+    let Some(Record::SessionOpened { messages, .. }) = first.into_iter().next().map(|it| it.record)
+    else {
+        return Ok(Vec::new());
     };
-    let page: Vec<&Value> = items.iter().skip(first).take(limit).collect();
-    let has_more = items.len() > first + page.len();
-    let [first, last] = [page.first(), page.last()].map(|item| item.map(|item| &item["id"]));
-    let body = json!({
-        "object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more,
-    });
-    state.answer_limiter.json(&body).map_err(OpenAiError::from)
+    let mut items = Vec::new();
+    for (at, message) in messages.iter().enumerate() {
+        let id = |kind: &str, part: usize| {
+            let (of, session) = (format!("{at}.{part}"), session.id().clone());
+            ItemId { kind, run: OPENING, of: &of, session }.to_string()
+        };
+        let role = message["role"].as_str().unwrap_or_default();
+        let content = |kind: &str| -> Vec<Value> {
+            let of_text = |text: &Value| match kind {
+                "output_text" => text_content(text.as_str().unwrap_or_default()),
+                _ => json!({"type": kind, "text": text}),
+            };
+            let part = |part: &Value| match part["image_url"].get("url") {
+                Some(url) => json!({"type": "input_image", "image_url": url, "detail": "auto"}),
+                None => of_text(&part["text"]),
+            };
+            match &message["content"] {
+                Value::Array(parts) => parts.iter().map(part).collect(),
+                Value::Null => Vec::new(),
+                text => vec![of_text(text)],
+            }
+        };
+        if role == "tool" {
+            items.push(json!({
+                "type": "function_call_output", "id": id("fco", 0), "status": "completed",
+                "call_id": message["tool_call_id"], "output": message["content"],
+            }));
+            continue;
+        }
+        let parts = content(if role == "user" { "input_text" } else { "output_text" });
+        if !parts.is_empty() {
+            items.push(json!({
+                "type": "message", "id": id("msg", 0), "status": "completed", "role": role,
+                "content": parts,
+            }));
+        }
+        for (part, call) in message["tool_calls"].as_array().into_iter().flatten().enumerate() {
+            items.push(json!({
+                "type": "function_call", "id": id("fc", part), "status": "completed",
+                "call_id": call["id"], "name": call["function"]["name"],
+                "arguments": call["function"]["arguments"],
+            }));
+        }
+    }
+    Ok(items)
 }
 
 /// Makes the context of a conversation smaller, and returns an item that stands for it in the input of later requests.

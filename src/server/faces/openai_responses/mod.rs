@@ -38,12 +38,13 @@ use super::{DecisionAddress, with_names};
 use callsheet_host::runtime::HostError;
 use callsheet_host::telemetry::FaceKind;
 use callsheet_values::record::StopMode;
+use conversations::ItemsQuery;
 use create::{BegunResponse, Plan};
 use fold::{FoldOptions, ResponseFold, ResponseStatus};
 use ids::{ItemId, ResponseId};
 pub(super) use request::session_of_items;
 use request::{CreateRequest, no_such_response, wrong};
-use stored::StoredRun;
+use stored::{StoredRun, runs_of};
 
 /// Returns the routes of the face.
 pub(super) fn routes() -> Vec<Route> {
@@ -147,6 +148,9 @@ struct RetrieveQuery {
     /// Without effect: nothing is obfuscated.
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: Option<bool>,
+    /// Without effect, as in requests.
+    #[serde(rename = "include", alias = "include[]")]
+    _include: Option<String>,
 }
 
 async fn retrieve(
@@ -244,13 +248,17 @@ async fn input_items(
     State(state): State<AppState>,
     caller: Caller,
     parameters: PathParameters,
+    StrictQuery(query): StrictQuery<ItemsQuery>,
 ) -> Result<Response, OpenAiError> {
     let (id, run) = named_response(&state, &caller, &parameters).await?;
-    let items: Vec<Value> = match id.begins == id.run {
-        true => vec![input_item(&run)],
-        false => Vec::new(),
-    };
-    Ok(Json(list(&items)).into_response())
+    let mut items = Vec::new();
+    if id.begins == id.run {
+        if runs_of(&run.session).await?.first() == Some(&id.run) {
+            items = conversations::opening_items(&run.session).await?;
+        }
+        items.push(input_item(&run));
+    }
+    Ok(Json(query.page(items)?).into_response())
 }
 
 /// Returns the message with which the user has started a run.
@@ -276,11 +284,6 @@ fn input_item(run: &StoredRun) -> Value {
         "role": "user",
         "content": content,
     })
-}
-
-fn list(items: &[Value]) -> Value {
-    let [first, last] = [items.first(), items.last()].map(|item| item.map(|item| &item["id"]));
-    json!({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": false})
 }
 
 async fn named_response(
