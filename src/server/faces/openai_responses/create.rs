@@ -96,12 +96,16 @@ pub(super) async fn plan(
     let options = |id: ResponseId, run: &StoredRun| fold_options(state, id, run, None, console);
     match (request.names.clone(), place) {
         (Some(Named::Response(id)), _) => {
-            let run = StoredRun::of_response(state, caller, &id, "previous_response_id").await?;
-            check_agent(&run.session, asked, "previous_response_id").await?;
-            let fold = run.fold(options(id.clone(), &run)).await?;
-            let fold =
-                fold.ok_or_else(|| no_such_response("previous_response_id", &id.to_string()))?;
-            plan_after(caller, run, fold, request).await
+            let missing = || no_such_response("previous_response_id", &id.to_string());
+            let planned = async {
+                let run =
+                    StoredRun::of_response(state, caller, &id, "previous_response_id").await?;
+                check_agent(&run.session, asked, "previous_response_id").await?;
+                let fold = run.fold(options(id.clone(), &run)).await?;
+                plan_after(caller, run, fold.ok_or_else(missing)?, request).await
+            };
+            // Its session may be deleted meanwhile.
+            planned.await.map_err(|error| if error.is_not_found() { missing() } else { error })
         }
         (Some(Named::Conversation(session)), _) => {
             let missing = || no_such_conversation(&super::ids::conversation_id(&session));

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::super::openai_error::OpenAiError;
@@ -48,6 +49,9 @@ fn is_truncation(value: &Value) -> bool {
 fn are_strings(value: &Value) -> bool {
     value.as_array().is_some_and(|list| list.iter().all(Value::is_string))
 }
+
+/// The member of a tool that has no effect: schemas are not enforced while the model writes.
+const STRICT: &str = "tools.strict";
 
 /// The names of the other parameters.
 const KNOWN: [&str; 15] = [
@@ -178,7 +182,7 @@ impl CreateRequest {
         overrides.max_output_tokens = number(&fields, "max_output_tokens")?;
         overrides.limits.max_tool_calls_per_run =
             number(&fields, "max_tool_calls")?.map(NonZeroU32::get);
-        overrides.client_tools = client_tools(fields.get("tools"))?;
+        overrides.client_tools = client_tools(fields.get("tools"), &mut ignored)?;
         overrides.tool_choice = tool_choice(fields.get("tool_choice"))?;
         (overrides.output, request.pair.format) = format(fields.get("text"), &mut ignored)?;
         let mut instructions: Vec<String> =
@@ -375,7 +379,10 @@ pub(super) fn metadata(
     Metadata::new(pairs).map_err(|error| wrong("metadata", &error.to_string()))
 }
 
-fn client_tools(tools: Option<&Value>) -> Result<Option<Arc<[ClientTool]>>, OpenAiError> {
+fn client_tools(
+    tools: Option<&Value>,
+    ignored: &mut Vec<&'static str>,
+) -> Result<Option<Arc<[ClientTool]>>, OpenAiError> {
     let Some(tools) = tools else { return Ok(None) };
     let tools = tools.as_array().ok_or_else(|| wrong("tools", "must be a list"))?;
     let mut own = Vec::new();
@@ -399,6 +406,12 @@ fn client_tools(tools: Option<&Value>) -> Result<Option<Arc<[ClientTool]>>, Open
             (None, _) => return Err(wrong(&param, "has no type")),
         }
         let name = field("name").ok_or_else(|| wrong(&param, "has no name"))?;
+        match tool.get("strict") {
+            None | Some(Value::Null | Value::Bool(false)) => {}
+            Some(Value::Bool(true)) if ignored.contains(&STRICT) => {}
+            Some(Value::Bool(true)) => ignored.push(STRICT),
+            Some(_) => return Err(wrong(&format!("{param}.strict"), "must be true or false")),
+        }
         let schema = match tool.get("parameters") {
             None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
             Some(schema) => schema.clone(),
@@ -502,6 +515,9 @@ fn item(
         Some("reasoning") => place(field("id")).map(InputItem::Own),
         Some("function_call") => {
             let (id, name, arguments) = (needed("call_id")?, needed("name")?, needed("arguments")?);
+            if serde_json::from_str::<IgnoredAny>(arguments).is_err() {
+                return Err(wrong(&format!("{param}.arguments"), "must be JSON"));
+            }
             let function = json!({"name": name, "arguments": arguments});
             let call = json!({"id": id, "type": "function", "function": function});
             let place = place(field("id")).or_else(|| place(Some(id)));

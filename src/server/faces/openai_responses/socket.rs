@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -17,12 +17,14 @@ use super::super::super::state::{ApiState, AppState};
 use super::super::DecisionAddress;
 use super::super::begin::ReceivedRequest;
 use super::super::openai_error::OpenAiError;
+use super::super::retries::RunPlace;
 use super::super::stream::{FacePart, Fold as _};
 use super::create::{self, BegunResponse, Plan};
 use super::fold::ResponseFold;
 use super::ids::ResponseId;
-use super::request::{self, CreateRequest, wrong};
+use super::request::{self, CreateRequest, Named, no_such_response, wrong};
 use super::unstored;
+use callsheet_host::runtime::SessionHandle;
 use callsheet_host::telemetry::FaceKind;
 
 /// Maximum number of requests that wait for the response in progress.
@@ -48,8 +50,16 @@ pub(super) async fn upgrade(
     let path = uri.path().to_owned();
     let upgrade = upgrade.max_message_size(bytes_max).max_frame_size(bytes_max);
     Ok(upgrade.on_upgrade(async move |socket| {
-        let connection =
-            SocketConnection { state, caller, headers, console, path, socket, waiting: Vec::new() };
+        let connection = SocketConnection {
+            state,
+            caller,
+            headers,
+            console,
+            path,
+            socket,
+            waiting: Vec::new(),
+            unstored: Vec::new(),
+        };
         connection.serve().await;
         drop(permit);
     }))
@@ -63,6 +73,8 @@ struct SocketConnection {
     path: String,
     socket: WebSocket,
     waiting: Vec<String>,
+    /// The sessions of this connection that are not stored, with their last runs. Only it can go on in them.
+    unstored: Vec<(SessionHandle, RunPlace)>,
 }
 
 /// The client has closed the connection, or the server shuts down.
@@ -70,13 +82,12 @@ struct Closed;
 
 impl SocketConnection {
     async fn serve(mut self) {
-        let mut unstored_runs = Vec::new();
         while let Ok(text) = self.next_request().await {
             let answered = match self.begin(text.as_bytes()).await {
                 Ok(SocketAnswer::Response(begun)) => {
                     if begun.fold.settings.pair.unstored {
-                        unstored_runs
-                            .push((begun.begun.session.clone(), begun.begun.place.clone()));
+                        let run = (begun.begun.session.clone(), begun.begun.place.clone());
+                        self.unstored.push(run);
                     }
                     self.send_response(*begun).await
                 }
@@ -85,7 +96,7 @@ impl SocketConnection {
                     if let Some(id) = named_response(&text) {
                         // The specification of 2026-04-24: a request that fails evicts the response that it goes on from.
                         let evicted =
-                            unstored_runs.extract_if(.., |(_, place)| place.session == id.session);
+                            self.unstored.extract_if(.., |(_, place)| place.session == id.session);
                         for (session, _) in evicted {
                             drop(session.close().await);
                         }
@@ -97,7 +108,7 @@ impl SocketConnection {
                 break;
             }
         }
-        for (session, place) in unstored_runs {
+        for (session, place) in self.unstored {
             unstored::delete_after_run(&self.state, session, place);
         }
     }
@@ -125,7 +136,14 @@ impl SocketConnection {
                 Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
             }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(None),
-            Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Closed),
+            // The message is too large, or the connection is broken anyway.
+            Some(Err(_)) => {
+                let reason = "the message is too large".into();
+                let frame = CloseFrame { code: close_code::SIZE, reason };
+                drop(self.socket.send(Message::Close(Some(frame))).await);
+                Err(Closed)
+            }
+            Some(Ok(Message::Close(_))) | None => Err(Closed),
         }
     }
 
@@ -148,6 +166,12 @@ impl SocketConnection {
             path: &self.path,
             body: &body,
         };
+        if let Some(Named::Response(id)) = &request.names {
+            let is_own = self.unstored.iter().any(|(_, place)| place.session == id.session);
+            if unstored::is_unstored(&id.session) && !is_own {
+                return Err(no_such_response("previous_response_id", &id.to_string()));
+            }
+        }
         let asked = create::agent_of(&self.state, &self.caller, &request)?;
         let plan = create::plan(&self.state, received, &mut request, &asked, &self.console).await?;
         if let Plan::Repeat(fold) = plan {
