@@ -37,7 +37,7 @@ pub(super) async fn find(
     request: ReceivedRequest<'_>,
     target: Option<(SessionHandle, Content)>,
 ) -> Result<Option<RunPlace>, HostError> {
-    let (_, is_marked) = request.digest();
+    let is_marked = request.is_marked();
     let host_started = state.faces.started;
     if request.key().is_some() || !(is_marked || since(host_started) < REPEAT_WITHIN.as_millis()) {
         return Ok(None);
@@ -78,7 +78,7 @@ pub(super) async fn session_of_repeated(
         }
         return None;
     }
-    let (_, is_marked) = request.digest();
+    let is_marked = request.is_marked();
     if is_marked { opened(state, request).await.ok()?.pop() } else { None }
 }
 
