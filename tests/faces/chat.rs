@@ -643,6 +643,33 @@ async fn equal_requests_of_two_people_are_repeated_one_by_one() {
 }
 
 #[tokio::test]
+async fn equal_requests_are_repeated_one_by_one_after_a_crash() {
+    for marker in ["", "x-stainless-retry-count: 1\r\n"] {
+        let held =
+            json!({"text": ["Lost", " end"], "holds": [{"at": {"chunk": 2}, "name": "never"}]});
+        let texts = ["One.", "Two.", "Three."].map(|text| json!({"text": [text]}));
+        let responses = [vec![held.clone(), held], texts.to_vec()].concat();
+        let directory = HostDirectory::new(json!({"responses": responses})).await;
+        let served = start(&directory, "").await;
+        let request = with(body(&[user("a")]), json!({"stream": true}));
+        let first = open_stream(&served, "", &request, "Lost").await;
+        let second = open_stream(&served, "", &request, "Lost").await;
+        served.crash().await;
+        drop((first, second));
+        let served = start(&directory, "").await;
+        let mut ids = std::collections::BTreeSet::new();
+        for _ in 0..2 {
+            let answer = served.send(&post(PATH, marker, &request.to_string())).await;
+            ids.insert(answer.header("x-callsheet-session").unwrap().to_owned());
+        }
+        assert_eq!((ids.len(), sessions(&served).await), (2, 2));
+        let answer = served.send(&post(PATH, "", &request.to_string())).await;
+        assert!(!ids.contains(answer.header("x-callsheet-session").unwrap()));
+        served.shutdown().await;
+    }
+}
+
+#[tokio::test]
 async fn a_key_is_for_one_request() {
     let directory =
         HostDirectory::new(json!({"responses": [{"text": ["One."], "repeat": true}]})).await;

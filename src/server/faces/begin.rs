@@ -160,12 +160,15 @@ pub(super) async fn begin<R: Into<ActedRun>, E: From<HostError>>(
         Begun::New(answering) => {
             let earlier = match answering.is_first() {
                 true => earlier::find(state, request, target).await?,
-                false => None,
+                false => Vec::new(),
             };
-            if let Some(place) = &earlier {
+            let mut earlier = earlier.into_iter();
+            let place = earlier.next();
+            if let Some(place) = &place {
                 answering.has_started(place.clone());
             }
-            (earlier, answering)
+            answering.add_cut(earlier);
+            (place, answering)
         }
         Begun::Repeats(place, answering) => (Some(place), answering),
         Begun::KeyReused => return Err(HostError::KeyReused.into()),

@@ -81,8 +81,8 @@ pub(super) struct Retries(Arc<Mutex<KnownRequests>>);
 struct KnownRequests {
     by_digest: HashMap<RequestDigest, Vec<KnownRequest>>,
     count: usize,
-    /// The number of the next request.
-    next: u64,
+    /// The number of the last request.
+    last: u64,
 }
 
 /// A request that no other one has repeated yet.
@@ -182,8 +182,7 @@ impl KnownRequests {
                 self.retain(|request| request.end.is_none());
             }
         }
-        let number = self.next;
-        self.next += 1;
+        let number = self.next_number();
         let equal = self.by_digest.entry(names.digest).or_default();
         let is_first = equal.is_empty();
         if equal.len() >= EQUAL_MAX {
@@ -205,6 +204,11 @@ impl KnownRequests {
         });
         self.count += 1;
         (number, is_first)
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
     }
 
     fn retain(&mut self, is_kept: impl Fn(&KnownRequest) -> bool) {
@@ -318,6 +322,17 @@ impl RepeatGuard {
     /// Notes the run that the request has started.
     pub(super) fn has_started(&self, place: RunPlace) {
         self.run.send_replace(Some(place));
+    }
+
+    /// Notes the runs of equal requests whose answers broke before this process began.
+    pub(super) fn add_cut(&self, places: impl IntoIterator<Item = RunPlace>) {
+        let mut known = self.retries.0.lock();
+        for place in places {
+            let (number, body) = (known.next_number(), self.digest);
+            let (_, run) = watch::channel(Some(place));
+            let end = Some(KnownEnd { at: Instant::now(), is_delivered: false });
+            known.put_back(self.digest, KnownRequest { number, body, attempt: 0, run, end });
+        }
     }
 
     /// Notes that the whole answer was sent.
