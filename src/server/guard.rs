@@ -314,7 +314,7 @@ where
 fn refusal(uri: &Uri, error: ApiError) -> Response {
     let response = error.into_response();
     #[cfg(feature = "faces")]
-    let response = super::faces::error_in_form_of(uri.path(), response);
+    let response = super::faces::error_form(uri.path())(response);
     #[cfg(not(feature = "faces"))]
     let _ = uri;
     response

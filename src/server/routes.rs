@@ -248,8 +248,8 @@ fn with_routes(state: &AppState, routes: Vec<Route>) -> Router<AppState> {
 async fn with_errors_of_path(request: Request, next: Next) -> Response {
     #[cfg(feature = "faces")]
     {
-        let path = request.uri().path().to_owned();
-        super::faces::error_in_form_of(&path, next.run(request).await)
+        let form = super::faces::error_form(request.uri().path());
+        form(next.run(request).await)
     }
     #[cfg(not(feature = "faces"))]
     next.run(request).await

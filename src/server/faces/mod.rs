@@ -68,9 +68,9 @@ pub(super) fn is_about_session(path: &str) -> bool {
     starts.iter().any(|start| path.starts_with(start))
 }
 
-/// Returns an answer of this path. If it is an error of the API, it gets the form of the path's protocol.
-pub(super) fn error_in_form_of(path: &str, response: Response) -> Response {
-    if openai_error::is_path(path) { openai_error::in_form(response) } else { response }
+/// Returns what gives an answer of this path, if it is an error of the API, the form of the path's protocol.
+pub(super) fn error_form(path: &str) -> fn(Response) -> Response {
+    if openai_error::is_path(path) { openai_error::in_form } else { |response| response }
 }
 
 /// Returns the session that a request concerns, as far as its path, headers and body tell. `None`: a new one, or one of
