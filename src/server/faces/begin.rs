@@ -66,7 +66,7 @@ impl ReceivedRequest<'_> {
         key.map(str::trim).filter(|key| !key.is_empty())
     }
 
-    /// Returns the key with the digest of the path and of the body. The order of the body's members makes no difference.
+    /// Returns the key with the digest of the path and of the body. The order of members makes no difference.
     pub(super) fn request_key(&self) -> Option<RequestKey> {
         let key = self.key()?;
         // `Value` sorts members.

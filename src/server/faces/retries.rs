@@ -7,8 +7,8 @@
 //! also have been delivered, as far as this host knows. A request whose answer was delivered is a new one otherwise: two
 //! people who send the same words each get a run.
 //!
-//! Of several equal requests each is repeated once: the repeated request stands for it then. A broken answer goes first,
-//! so that a person whose answer broke does not get the run of another one who is being answered.
+//! Of several equal requests each is repeated once: the repeated request stands for it then. A broken answer goes
+//! first, so that a person whose answer broke does not get the run of another one who is being answered.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
