@@ -1,8 +1,9 @@
 //! The offline rehearsal model: a loopback server that speaks Chat Completions.
 //!
 //! It is not a language model, and its answers say so: by the header `x-callsheet-rehearsal`, by the model name
-//! `rehearsal`, and improvised ones by a phrase in the final text. A function of the request makes each answer:
-//! [`improvise`] calls tools that fit the prompt, and the load test has one of its own. A request is not checked.
+//! `rehearsal`, and improvised ones by a phrase in the final text, unless it must be JSON. A function of the request
+//! makes each answer: [`improvise`] calls tools that fit the prompt, and the load test has one of its own. A request is
+//! not checked.
 //!
 //! It sees only what a provider sees, and knows nothing about sessions and turns of this crate. Of the host the
 //! improviser knows two things: the tool `read_var`, which it never calls, and the notes in tool results.

@@ -172,12 +172,15 @@ impl From<HostError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let Self { status, code, message, header, reason } = self;
-        let mut response = error_response(status, code, &message, reason);
+        let Self { status, code, message, header, reason } = &self;
+        let mut response = error_response(*status, code, message, *reason);
         response.extensions_mut().insert(ErrorCode(code));
         if let Some((name, value)) = header {
             response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
+        // A face answers with the error in the form of its protocol.
+        #[cfg(feature = "faces")]
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -22,7 +22,6 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::access::Caller;
 use super::error::ApiError;
-use super::peers::IsReceived;
 use super::state::{ApiState, AppState, BODIES_BYTES_MAX};
 use callsheet_host::runtime::SessionHandle;
 use callsheet_values::record::RequestKey;
@@ -124,6 +123,10 @@ impl<T: DeserializeOwned> FromRequest<AppState> for ResultBody<T> {
         }
     }
 }
+
+/// A request whose body was received, and has its share of the memory for bodies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IsReceived;
 
 /// A body that was received. It holds its share of the memory for bodies.
 pub(super) struct ReceivedBody {

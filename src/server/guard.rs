@@ -305,9 +305,19 @@ where
                 }
                 Either::Left(self.inner.call(request))
             }
-            Err(error) => Either::Right(ready(Ok(error.into_response()))),
+            Err(error) => Either::Right(ready(Ok(refusal(request.uri(), error)))),
         }
     }
+}
+
+/// Returns the answer to a request that is refused.
+fn refusal(uri: &Uri, error: ApiError) -> Response {
+    let response = error.into_response();
+    #[cfg(feature = "faces")]
+    let response = super::faces::error_form(uri.path())(response);
+    #[cfg(not(feature = "faces"))]
+    let _ = uri;
+    response
 }
 
 /// Checks what the browser says about the page that sent a request without `Origin`. A link to a page is allowed from

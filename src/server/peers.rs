@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::access::Caller;
 use super::error::{ApiError, ErrorCode};
-use super::extract::{PathParameters, ReceivedBody, read_in_time};
+use super::extract::{IsReceived, PathParameters, ReceivedBody, read_in_time};
 use super::state::{ApiState, AppState};
 use callsheet_host::journal::OtherHost;
 use callsheet_host::runtime::{
@@ -494,7 +494,3 @@ fn takes_key(request: &Parts) -> bool {
 /// A request whose client takes the end of a body for the end of its answer: an answer that is not whole is aborted.
 #[derive(Clone, Copy, Debug)]
 struct EndsWhole;
-
-/// A request whose body was received, and has its share of the memory for bodies.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct IsReceived;

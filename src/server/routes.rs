@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::OriginalUri;
+use axum::extract::{OriginalUri, Request};
 use axum::http::Method;
-use axum::middleware::{from_extractor, from_fn, from_fn_with_state, map_response};
+use axum::middleware::{Next, from_extractor, from_fn, from_fn_with_state, map_response};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
 use tokio_util::sync::CancellationToken;
@@ -82,6 +82,7 @@ impl ServerOptions {
             // A fallback would be lost in a router that is nested twice, and would collide with the
             // fallback of an application.
             .route("/v1/{*path}", any(unknown_path))
+            .layer(from_fn(with_errors_of_path))
             .with_state(state)
     }
 }
@@ -112,6 +113,7 @@ pub(super) fn server_router(state: ApiState) -> Router {
     client_routes(&state)
         .merge(with_routes(&state, operations_routes()))
         .fallback(unknown_path)
+        .layer(from_fn(with_errors_of_path))
         .with_state(state)
 }
 
@@ -240,6 +242,17 @@ fn with_routes(state: &AppState, routes: Vec<Route>) -> Router<AppState> {
         });
     let router = router.method_not_allowed_fallback(unknown_method);
     router.layer(map_response(async |response: Response| with_default_headers(response)))
+}
+
+/// Answers with errors in the form of the protocol that a path belongs to.
+async fn with_errors_of_path(request: Request, next: Next) -> Response {
+    #[cfg(feature = "faces")]
+    {
+        let form = super::faces::error_form(request.uri().path());
+        form(next.run(request).await)
+    }
+    #[cfg(not(feature = "faces"))]
+    next.run(request).await
 }
 
 pub(super) async fn unknown_path(mount: MountPath, OriginalUri(asked): OriginalUri) -> ApiError {

@@ -365,7 +365,6 @@ async fn wrong_requests_are_refused_before_anything_is_done() {
         ("", with(body(&[user("a")]), json!({"n": 2})), 400, "invalid_request"),
         ("", with(body(&[user("a")]), json!({"model": "gpt-4o"})), 404, "model_not_found"),
         ("", body(&[user("a"), calls.clone()]), 400, "invalid_request"),
-        ("", body(&[user("a"), calls, foreign]), 400, "invalid_request"),
         ("", with(body(&[user("a")]), own_tool), 400, "tool_name_taken"),
         ("", body(&vec![user("a"); 10_001]), 400, "invalid_request"),
     ] {
@@ -393,6 +392,11 @@ async fn wrong_requests_are_refused_before_anything_is_done() {
     directory.model.open_gate("middle");
     within(first.until("[DONE]")).await;
     assert!(first.text().contains("x-callsheet-session: one"));
+    // The result of a call that the session does not have.
+    let foreign = body(&[user("a"), calls, foreign]);
+    let refused = served.send(&post(PATH, named, &foreign.to_string())).await;
+    let code = refused.json()["error"]["code"].clone();
+    assert_eq!((refused.status, code), (400, json!("invalid_request")), "{refused:?}");
     assert_eq!(directory.model.requests().len(), 1);
 }
 
@@ -598,4 +602,265 @@ async fn a_client_that_repeats_its_request_by_itself_gets_the_one_run() {
     assert_eq!((sessions(&served).await, directory.control.log().len()), (1, 2));
     served.shutdown().await;
     directory.verify();
+}
+
+/// Opens a stream of an answer, and returns its connection when it has this text.
+async fn open_stream(
+    served: &HostServer,
+    headers: &str,
+    body: &Value,
+    text: &str,
+) -> HttpConnection {
+    let mut connection =
+        HttpConnection::open(served.addr(), &post(PATH, headers, &body.to_string())).await;
+    within(connection.until(text)).await;
+    connection
+}
+
+#[tokio::test]
+async fn equal_requests_of_two_people_are_repeated_one_by_one() {
+    let held = |text: &str| json!({"text": [text, " end"], "holds": [{"at": {"chunk": 2}, "name": "middle"}]});
+    let directory = HostDirectory::new(json!({"responses": [held("One"), held("Two")]})).await;
+    let served = start(&directory, "").await;
+    let request = with(body(&[user("a")]), json!({"stream": true}));
+    let first = open_stream(&served, "", &request, "One").await;
+    let second = open_stream(&served, "", &request, "Two").await;
+    drop((first, second));
+    let marked = "x-stainless-retry-count: 1\r\n";
+    let mut connections = Vec::new();
+    for _ in 0..2 {
+        connections.push(open_stream(&served, marked, &request, "role").await);
+    }
+    directory.model.open_gate("middle");
+    let mut texts = Vec::new();
+    for mut connection in connections {
+        within(connection.until("[DONE]")).await;
+        texts.push(content(&connection.text()));
+    }
+    texts.sort();
+    assert_eq!(texts, ["One end", "Two end"]);
+    assert_eq!(directory.model.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn equal_requests_are_repeated_one_by_one_after_a_crash() {
+    for marker in ["", "x-stainless-retry-count: 1\r\n"] {
+        let held =
+            json!({"text": ["Lost", " end"], "holds": [{"at": {"chunk": 2}, "name": "never"}]});
+        let texts = ["One.", "Two.", "Three."].map(|text| json!({"text": [text]}));
+        let responses = [vec![held.clone(), held], texts.to_vec()].concat();
+        let directory = HostDirectory::new(json!({"responses": responses})).await;
+        let served = start(&directory, "").await;
+        let request = with(body(&[user("a")]), json!({"stream": true}));
+        let first = open_stream(&served, "", &request, "Lost").await;
+        let second = open_stream(&served, "", &request, "Lost").await;
+        served.crash().await;
+        drop((first, second));
+        let served = start(&directory, "").await;
+        let mut ids = std::collections::BTreeSet::new();
+        for _ in 0..2 {
+            let answer = served.send(&post(PATH, marker, &request.to_string())).await;
+            ids.insert(answer.header("x-callsheet-session").unwrap().to_owned());
+        }
+        assert_eq!((ids.len(), sessions(&served).await), (2, 2));
+        let answer = served.send(&post(PATH, "", &request.to_string())).await;
+        assert!(!ids.contains(answer.header("x-callsheet-session").unwrap()));
+        served.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_for_one_request() {
+    let directory =
+        HostDirectory::new(json!({"responses": [{"text": ["One."], "repeat": true}]})).await;
+    let served = start(&directory, "").await;
+    let send = async |key: &str, text: &str| {
+        let request = body(&[user(text)]).to_string();
+        served.send(&post(PATH, &format!("idempotency-key: {key}\r\n"), &request)).await
+    };
+    let (first, again) = (send("k", "a").await, send("k", "a").await);
+    assert_eq!((first.status, first.body), (200, again.body));
+    let other = send("k", "b").await;
+    let error = other.json()["error"].clone();
+    assert_eq!((other.status, &error["code"]), (422, &json!("idempotency_key_reused")));
+    assert_eq!(send("", "a").await.status, 200);
+    assert_eq!(send("", "b").await.status, 200);
+    assert_eq!(sessions(&served).await, 3);
+}
+
+#[tokio::test]
+async fn a_required_call_is_one_of_the_client() {
+    let directory =
+        HostDirectory::new(json!({"responses": [{"calls": [open_file("a.txt")]}]})).await;
+    let served = start(&directory, "").await;
+    let request = with(with_tool(&[user("Open.")]), json!({"tool_choice": "required"}));
+    let answer = complete(&served, &request).await;
+    assert_eq!(folded(&answer.body)[3], "tool_calls");
+    let sent = directory.model.requests()[0].body["tool_choice"].clone();
+    assert_eq!(sent["function"]["name"], "open_file", "{sent}");
+}
+
+#[tokio::test]
+async fn a_history_with_calls_made_elsewhere_is_answered() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["It is noon."]}, {"text": ["You are welcome."]}]}))
+    .await;
+    let served = start(&directory, "").await;
+    let function = json!({"name": "clock", "arguments": "{}"});
+    let call = json!({"id": "call_x", "type": "function", "function": function});
+    let mut messages = vec![
+        user("When?"),
+        json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "call_x", "content": "12:00"}),
+    ];
+    let (text, session) = say(&served, &messages).await;
+    assert_eq!(text, "It is noon.");
+    let sent = directory.model.requests()[0].body["messages"].clone();
+    let roles: Vec<_> = sent.as_array().unwrap().iter().map(|message| &message["role"]).collect();
+    assert_eq!(roles, ["user", "assistant", "tool", "user"], "{sent}");
+    messages.extend([assistant(&text), user("Thanks.")]);
+    assert_eq!(say(&served, &messages).await.1, session);
+}
+
+#[tokio::test]
+async fn results_that_are_sent_again_get_the_same_answer() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"text": ["I open it."], "calls": [open_file("a.txt")]},
+        {"text": ["It is open."]},
+        {"text": ["Well."]},
+        {"text": ["Anew."], "repeat": true},
+    ]}))
+    .await;
+    let served = start(&directory, "").await;
+    let first = folded(&complete(&served, &with_tool(&[user("Open.")])).await.body);
+    let head = &first[2][0];
+    let function = json!({"name": "open_file", "arguments": "{\"path\":\"a.txt\"}"});
+    let call = json!({"id": head["id"], "type": "function", "function": function});
+    let calls = json!({"role": "assistant", "content": first[0], "tool_calls": [call]});
+    let result = |text: &str| json!({"role": "tool", "tool_call_id": head["id"], "content": text});
+    let mut messages = vec![user("Open."), calls, result("opened")];
+    let answer = folded(&complete(&served, &with_tool(&messages)).await.body);
+    assert_eq!(answer[0], "It is open.");
+    let again = folded(&complete(&served, &with_tool(&messages)).await.body);
+    assert_eq!(again, answer);
+    assert_eq!(directory.model.requests().len(), 2);
+    // Also when the session has gone on.
+    let mut longer = messages.clone();
+    longer.extend([assistant("It is open."), user("Well?")]);
+    assert_eq!(folded(&complete(&served, &with_tool(&longer)).await.body)[0], "Well.");
+    let again = folded(&complete(&served, &with_tool(&messages)).await.body);
+    assert_eq!((again, sessions(&served).await), (answer, 1));
+    let other = [messages[0].clone(), messages[1].clone(), result("not found")];
+    let refused = complete(&served, &with_tool(&other)).await;
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (422, &json!("call_ended")));
+    // The client has not kept the answer.
+    messages.push(user("And?"));
+    assert_eq!(folded(&complete(&served, &with_tool(&messages)).await.body)[0], "Anew.");
+    assert_eq!(sessions(&served).await, 2);
+}
+
+#[tokio::test]
+async fn a_refusal_is_no_content() {
+    let refuses = r#"data: {"choices":[{"index":0,"delta":{"refusal":"I can't."}}]}"#;
+    let ends = r#"data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+    let chunks = [refuses, ends, "data: [DONE]"].map(|chunk| format!("{chunk}\n\n"));
+    let filtered = json!({"text": ["Well"], "finish_reason": "content_filter"});
+    let refused = json!({"raw_chunks": chunks});
+    let directory =
+        HostDirectory::new(json!({"responses": [refused, refused, refused, filtered]})).await;
+    let served = start(&directory, "").await;
+    let plain = complete(&served, &body(&[user("a")])).await.json();
+    let choice = &plain["choices"][0];
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&Value::Null, &json!("stop"))
+    );
+    assert_eq!(choice["message"]["refusal"], "I can't.");
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}});
+    let typed = json!({"stream": true, "response_format": format});
+    for (members, expected) in [(typed, ""), (json!({"stream": true}), "I can't.")] {
+        let answer = complete(&served, &with(body(&[user("b")]), members)).await;
+        assert_eq!(content(&answer.body), expected);
+        let chunks = chunks_of(&answer.body, "refusal");
+        assert_eq!(chunks, ["I can't."]);
+        assert_eq!(folded(&answer.body)[3], "stop");
+    }
+    let filtered = complete(&served, &body(&[user("c")])).await.json();
+    assert_eq!(filtered["choices"][0]["finish_reason"], "content_filter");
+}
+
+/// Returns this member of all deltas.
+fn chunks_of(stream: &str, member: &str) -> Vec<String> {
+    let texts =
+        chunks(stream).into_iter().map(|chunk| chunk["choices"][0]["delta"][member].clone());
+    texts.filter_map(|text| text.as_str().map(str::to_owned)).collect()
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_fit_its_schema_is_not_asked_for_again() {
+    let directory =
+        HostDirectory::new(json!({"responses": [{"text": ["five"], "repeat": true}]})).await;
+    let served = start(&directory, "").await;
+    let schema = json!({"type": "object", "required": ["sum"]});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}});
+    let request = with(body(&[user("2 + 3?")]), json!({"response_format": format}));
+    let answer = complete(&served, &request).await;
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (422, &json!("OUTPUT_INVALID")));
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
+    let directory = HostDirectory::new(json!({"responses": [{"status": 400}]})).await;
+    let served = start(&directory, "").await;
+    let answer = complete(&served, &body(&[user("a")])).await;
+    assert_eq!((answer.status, answer.header("x-should-retry")), (502, Some("false")));
+}
+
+#[tokio::test]
+async fn errors_have_the_form_of_openai() {
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    let mut options = ServerOptions::default();
+    let token = callsheet::config::ApiKey::new("a-long-secret-of-the-host").unwrap();
+    options.token = Some(token);
+    let served = serve(&directory, "", options).await;
+    let valid = "authorization: Bearer a-long-secret-of-the-host\r\n";
+    let foreign = format!("{valid}origin: http://evil.example\r\n");
+    let get = |path: &str, headers: &str| {
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: 0\r\n\r\n")
+    };
+    let ask = body(&[user("a")]).to_string();
+    let named = |name: &str| {
+        let tool = json!({"type": "function", "function": {"name": name}});
+        with(body(&[user("a")]), json!({"tools": [tool]})).to_string()
+    };
+    let chosen = json!({"tool_choice": {"type": "function", "function": {"name": "nope"}}});
+    let chosen = with(body(&[user("a")]), chosen).to_string();
+    for (request, status, kind, param) in [
+        (post(PATH, "", &ask), 401, "authentication_error", Value::Null),
+        (post(PATH, &foreign, &ask), 403, "permission_error", Value::Null),
+        (get("/v1/chat/nothing", valid), 404, "invalid_request_error", Value::Null),
+        (get("/v1/chat/completions", valid), 405, "invalid_request_error", Value::Null),
+        (get("/v1/models?a=b", valid), 400, "invalid_request_error", Value::Null),
+        (get("/v1/responses/x/y/z", valid), 404, "invalid_request_error", Value::Null),
+        (
+            post(PATH, valid, &named("a b")),
+            400,
+            "invalid_request_error",
+            "tools[0].function.name".into(),
+        ),
+        (
+            post(PATH, valid, &named("quick")),
+            400,
+            "invalid_request_error",
+            "tools[0].function.name".into(),
+        ),
+        (post(PATH, valid, &chosen), 400, "invalid_request_error", "tool_choice".into()),
+    ] {
+        let answer = served.send(&request).await;
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, &error["type"]), (status, &json!(kind)), "{answer:?}");
+        assert_eq!(error["param"], param, "{answer:?}");
+        assert!(error["code"].is_string() && error["message"].is_string());
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+    }
+    let other = served.send(&get("/v1/sessions/x", "")).await.json();
+    assert_eq!(other["error"]["type"], Value::Null);
 }

@@ -1,4 +1,4 @@
-//! Makes arguments for a tool's JSON schema from the values of a prompt.
+//! Makes arguments for a tool's JSON schema, and typed answers, from the values of a prompt.
 //!
 //! Keywords that are not read here, such as `pattern`, are ignored, so the arguments may break their rules.
 
@@ -8,7 +8,10 @@ use super::prompt::{Prompt, ValueKind};
 use super::tool_selection::kind_of_property;
 
 /// The depth below which every value is null. Schemas may refer to themselves.
-const DEPTH_MAX: usize = 8;
+const DEPTH_MAX: usize = 12;
+
+/// The depth below which lists are as short as possible, and what may be null is null.
+const DEEP: usize = 6;
 
 /// The largest length of a text that is made of the whole prompt, in characters.
 const TEXT_CHARS_MAX: usize = 500;
@@ -38,6 +41,18 @@ impl<'a> ArgumentFiller<'a> {
         if filled.is_object() { filled } else { json!({}) }
     }
 
+    /// Returns a value of any type. An object without properties gets one with the prompt.
+    pub(super) fn fill_any(&self) -> Value {
+        let is_closed = self.root["additionalProperties"] == false;
+        let filled = self.value("", self.root, 0);
+        match filled.as_object() {
+            Some(fields) if fields.is_empty() && !is_closed => {
+                json!({"text": self.text("text", &Value::Null)})
+            }
+            Some(_) | None => filled,
+        }
+    }
+
     fn value(&self, name: &str, schema: &Value, depth: usize) -> Value {
         if depth > DEPTH_MAX {
             return Value::Null;
@@ -57,7 +72,11 @@ impl<'a> ArgumentFiller<'a> {
             return chosen.or(choices.first()).cloned().unwrap_or(Value::Null);
         }
         if let Some(options) = schema["anyOf"].as_array().or(schema["oneOf"].as_array()) {
-            let option = options.iter().find(|option| option["type"] != "null");
+            let is_null = |option: &&Value| option["type"] == "null";
+            let option = match depth > DEEP {
+                true => options.iter().find(is_null).or(options.first()),
+                false => options.iter().find(|option| !is_null(option)),
+            };
             return option.map_or(Value::Null, |option| self.value(name, option, depth + 1));
         }
         if let Some(parts) = schema["allOf"].as_array().filter(|_| schema["properties"].is_null()) {
@@ -68,7 +87,8 @@ impl<'a> ArgumentFiller<'a> {
         match schema_type(schema) {
             "object" => self.object(schema, depth),
             "array" => {
-                let least = schema["minItems"].as_u64().unwrap_or(1).clamp(1, 16);
+                let shortest = u64::from(depth <= DEEP);
+                let least = schema["minItems"].as_u64().unwrap_or(0).clamp(shortest, 16);
                 (0..least).map(|_| self.value(name, &schema["items"], depth + 1)).collect()
             }
             "integer" => self.number(name, schema, true),
@@ -136,6 +156,8 @@ impl<'a> ArgumentFiller<'a> {
         let made_up = || match (schema["format"].as_str(), kind) {
             (Some("date"), _) => "2025-01-01".to_owned(),
             (Some("date-time"), _) => "2025-01-01T00:00:00Z".to_owned(),
+            (Some("time"), _) => "00:00:00Z".to_owned(),
+            (Some("uuid"), _) => "00000000-0000-4000-8000-000000000000".to_owned(),
             (Some("email"), _) => "someone@example.com".to_owned(),
             (Some("uri" | "url"), _) | (_, ValueKind::Url) => "https://example.com/".to_owned(),
             (_, ValueKind::TimeZone) => "UTC".to_owned(),
@@ -147,7 +169,9 @@ impl<'a> ArgumentFiller<'a> {
                 text.chars().take(TEXT_CHARS_MAX).collect()
             }
         };
-        let text = named.or_else(found).or_else(default).unwrap_or_else(made_up);
+        let has_format = schema["format"].is_string();
+        let found = named.or_else(|| found().filter(|_| !has_format));
+        let text = found.or_else(default).unwrap_or_else(made_up);
         let length = |key: &str| schema[key].as_u64().map(|n| usize::try_from(n).unwrap_or(4096));
         let mut text: String = match length("maxLength") {
             Some(most) => text.chars().take(most).collect(),

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `prompt` | finds values in a prompt: cities, expressions, URLs, paths, quotations, numbers |
 //! | `tool_selection` | decides which of the offered tools a prompt asks for, and with which values |
-//! | `arguments` | makes arguments that fit a tool's JSON schema |
+//! | `arguments` | makes arguments that fit a tool's JSON schema, and typed answers |
 
 mod arguments;
 mod prompt;
@@ -16,8 +16,11 @@ mod prompt;
 mod tests;
 mod tool_selection;
 
-use serde_json::Value;
+use std::borrow::Cow;
 
+use serde_json::{Value, json};
+
+use self::arguments::ArgumentFiller;
 use self::prompt::Prompt;
 use self::tool_selection::{OfferedTool, select_calls};
 use super::text::{content_text, items, last_user_text, words};
@@ -27,7 +30,10 @@ use callsheet_values::types::{READ_VAR, excerpt};
 /// The largest number of characters of one result that the final answer quotes.
 const QUOTE_CHARS_MAX: usize = 2000;
 
-/// Answers a request: with calls, or with a final text.
+/// The beginning of the messages that the host adds to a history.
+const HOST_MESSAGE: &str = "[callsheet: ";
+
+/// Answers a request: with calls, or with a final text. The text is JSON if the request has a schema for it.
 #[must_use]
 pub fn improvise(request: &Value) -> RehearsedAnswer {
     let prompt = Prompt::read(&last_user_text(request));
@@ -47,6 +53,9 @@ pub fn improvise(request: &Value) -> RehearsedAnswer {
         calls.truncate(1);
     }
     if calls.is_empty() {
+        if let Some(schema) = answer_schema(request) {
+            return RehearsedAnswer { text: words(&typed_answer(request, &schema)), calls };
+        }
         let text = final_answer(&prompt, &answered, !tools.is_empty());
         return RehearsedAnswer { text: words(&text), calls };
     }
@@ -96,10 +105,31 @@ fn answered_calls(request: &Value) -> Vec<AnsweredCall> {
 /// Returns the text of a result without the notes that the host appends after an empty line.
 fn result_text(answer: &Value) -> String {
     let mut text = content_text(&answer["content"]);
-    if let Some(notes) = text.rfind("\n\n[callsheet: ") {
+    if let Some(notes) = text.rfind(&format!("\n\n{HOST_MESSAGE}")) {
         text.truncate(notes);
     }
     text
+}
+
+/// Returns the schema that the answer must match, if the request has one.
+fn answer_schema(request: &Value) -> Option<Cow<'_, Value>> {
+    let format = &request["response_format"];
+    match format["type"].as_str()? {
+        "json_schema" => Some(Cow::Borrowed(&format["json_schema"]["schema"])),
+        "json_object" => Some(Cow::Owned(json!({"type": "object"}))),
+        _ => None,
+    }
+}
+
+/// Returns an answer as JSON text. Its values are those of the user's last message, not of the host's.
+fn typed_answer(request: &Value, schema: &Value) -> String {
+    let messages = items(&request["messages"]).iter().rev();
+    let mut texts = messages
+        .filter(|message| message["role"] == "user")
+        .map(|message| content_text(&message["content"]))
+        .filter(|text| !text.starts_with(HOST_MESSAGE));
+    let prompt = Prompt::read(&texts.next().unwrap_or_default());
+    ArgumentFiller::new(&prompt, schema).fill_any().to_string()
 }
 
 fn final_answer(prompt: &Prompt, answered: &[AnsweredCall], has_tools: bool) -> String {

@@ -224,3 +224,46 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn a_typed_answer_fits_its_schema() {
+    let node = json!({
+        "type": "object", "required": ["name", "next", "children"], "additionalProperties": false,
+        "properties": {
+            "name": {"type": "string"},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+        },
+    });
+    let required = ["city", "grade", "day", "tags", "tree"];
+    let schema = json!({
+        "type": "object", "required": required, "additionalProperties": false,
+        "properties": {
+            "city": {"type": "string"},
+            "grade": {"type": "integer", "minimum": 3, "maximum": 5},
+            "day": {"type": "string", "format": "date"},
+            "tags": {"type": "array", "minItems": 2, "items": {"enum": ["a", "b"]}},
+            "tree": {"$ref": "#/$defs/node"},
+        },
+        "$defs": {"node": node},
+    });
+    let list = json!({"type": "array", "items": {"type": "number"}, "minItems": 3});
+    for (schema, part) in [(schema, "Paris"), (list, "1000"), (json!({"type": "object"}), "Paris")]
+    {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+        let mut request = request("Which of Paris, grade 1000, is it?");
+        let instruction = "[callsheet: Give the final answer as one JSON value.]";
+        let host = json!({"role": "user", "content": instruction});
+        request["messages"].as_array_mut().unwrap().push(host);
+        request["tool_choice"] = "none".into();
+        request["response_format"] = format;
+        let text = improvise(&request).text.concat();
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let compiled = CompiledSchema::compile(&schema, &[]).unwrap();
+        assert!(compiled.is_valid(&value), "{text}");
+        assert!(text.contains(part) && !text.contains("callsheet"), "{text}");
+    }
+    let mut request = request("Which?");
+    request["response_format"] = json!({"type": "json_object"});
+    assert_eq!(improvise(&request).text.concat(), "{\"text\":\"Which\"}");
+}

@@ -11,10 +11,11 @@ use super::super::extract::{ReceivedBody, check_media_type, read_in_time};
 use super::super::state::ApiState;
 use super::answer::FaceAnswer;
 use super::earlier;
-use super::retries::{self, Begun, RequestDigest, RunPlace};
+use super::retries::{self, Begun, RequestDigest, RequestNames, RunPlace};
 use super::stream::RunEvents;
 use callsheet_host::runtime::{HostError, SessionHandle, StartedRun};
 use callsheet_host::telemetry::FaceKind;
+use callsheet_values::record::RequestKey;
 use callsheet_values::types::{Content, SessionId};
 
 /// The header with which a client names a request. The same name means the same request.
@@ -59,9 +60,18 @@ pub(super) struct ReceivedRequest<'a> {
 }
 
 impl ReceivedRequest<'_> {
-    /// Returns the request's `Idempotency-Key`.
+    /// Returns the request's `Idempotency-Key`. An empty one is none.
     pub(super) fn key(&self) -> Option<&str> {
-        self.headers.get(KEY_HEADER).and_then(|value| value.to_str().ok())
+        let key = self.headers.get(KEY_HEADER).and_then(|value| value.to_str().ok());
+        key.map(str::trim).filter(|key| !key.is_empty())
+    }
+
+    /// Returns the key with the digest of the path and of the body. The order of members makes no difference.
+    pub(super) fn request_key(&self) -> Option<RequestKey> {
+        let key = self.key()?;
+        // `Value` sorts members.
+        let body: serde_json::Value = serde_json::from_slice(self.body).unwrap_or_default();
+        Some(RequestKey::new(key, &format!("{} {body}", self.path)))
     }
 
     /// Returns an id for the session that the request opens. With a key it is the same each time, so that a repeated
@@ -78,20 +88,36 @@ impl ReceivedRequest<'_> {
 
     /// Returns the beginning that the ids of such sessions have in common.
     pub(super) fn session_prefix(&self, prefix: &str) -> String {
-        format!("{prefix}{}", self.digest().0.digits())
+        format!("{prefix}{}", self.digest().digits())
     }
 
-    /// Returns the digest of the request, and whether the client says that it has sent it before.
-    pub(super) fn digest(&self) -> (RequestDigest, bool) {
+    /// Returns whether the client says that it may have sent the request before.
+    pub(super) fn is_marked(&self) -> bool {
+        self.attempt() > 0
+    }
+
+    /// Returns how often the client says that it has sent the request before. With a key it may have.
+    fn attempt(&self) -> u32 {
+        retries::marked_attempt(self.headers).max(self.key().is_some().into())
+    }
+
+    fn digest(&self) -> RequestDigest {
+        self.digest_of(self.key().map_or(self.body, str::as_bytes))
+    }
+
+    fn digest_of(&self, named: &[u8]) -> RequestDigest {
         let author = self.caller.author();
         let author = author.as_ref().map(|author| author.as_str());
-        match self.key() {
-            Some(key) => (RequestDigest::new(author, self.path, key.as_bytes()), true),
-            None => {
-                let digest = RequestDigest::new(author, self.path, self.body);
-                (digest, retries::is_marked(self.headers))
-            }
-        }
+        RequestDigest::new(author, self.path, named)
+    }
+
+    fn names(&self) -> RequestNames {
+        let digest = self.digest();
+        let body = match self.request_key() {
+            Some(key) => self.digest_of(key.digest.as_bytes()),
+            None => digest,
+        };
+        RequestNames { digest, body, attempt: self.attempt() }
     }
 }
 
@@ -123,26 +149,29 @@ impl From<StartedRun> for ActedRun {
 /// session that the request goes on in, and its input.
 ///
 /// # Errors
-/// If the run cannot be started, or not be joined any more.
+/// If the run cannot be started, or not be joined any more, or if the key of the request is that of another one.
 pub(super) async fn begin<R: Into<ActedRun>, E: From<HostError>>(
     state: &ApiState,
     request: ReceivedRequest<'_>,
     target: Option<(SessionHandle, Content)>,
     start: impl Future<Output = Result<R, E>>,
 ) -> Result<BegunRun, E> {
-    let (digest, is_marked) = request.digest();
-    let (place, answering) = match state.faces.retries.begin(digest, is_marked).await {
+    let (place, answering) = match state.faces.retries.begin(request.names()).await {
         Begun::New(answering) => {
             let earlier = match answering.is_first() {
                 true => earlier::find(state, request, target).await?,
-                false => None,
+                false => Vec::new(),
             };
-            if let Some(place) = &earlier {
+            let mut earlier = earlier.into_iter();
+            let place = earlier.next();
+            if let Some(place) = &place {
                 answering.has_started(place.clone());
             }
-            (earlier, answering)
+            answering.add_cut(earlier);
+            (place, answering)
         }
         Begun::Repeats(place, answering) => (Some(place), answering),
+        Begun::KeyReused => return Err(HostError::KeyReused.into()),
     };
     let answer = |answering| FaceAnswer::new(request.face, state.host.telemetry(), Some(answering));
     if let Some(place) = place {

@@ -4,6 +4,9 @@
 //! A session that a request without a key opens has the request's digest in its id. In a session that was there before,
 //! the run of an equal request has the same input.
 
+use std::cmp::Reverse;
+use std::time::Duration;
+
 use super::super::state::ApiState;
 use super::begin::ReceivedRequest;
 use super::retries::{KEPT_FOR, REPEAT_WITHIN, RunPlace};
@@ -15,6 +18,9 @@ use callsheet_values::types::{Content, Seq, SessionId};
 
 /// The beginnings of the ids of sessions that requests open: of those that are stored, and of the others.
 pub(super) const SESSION_PREFIXES: [&str; 2] = ["ses_", "unstored_"];
+
+/// The time for which a client may wait for an answer: the timeout of OpenAI's SDKs.
+const ANSWERED_FOR: Duration = Duration::from_secs(600);
 
 /// Number of records of one read.
 const PAGE_RECORDS: usize = 256;
@@ -30,38 +36,42 @@ struct LastRun {
     ended: Option<u64>,
 }
 
-/// Finds the run that an equal request has started, if that can be this one, sent again. `target`: the session that the
-/// request goes on in, and its input.
+/// Finds the runs that equal requests have started, if they can be this one, sent again: first the one that it repeats,
+/// then those whose answers broke, too. `target`: the session that the request goes on in, and its input.
 pub(super) async fn find(
     state: &ApiState,
     request: ReceivedRequest<'_>,
     target: Option<(SessionHandle, Content)>,
-) -> Result<Option<RunPlace>, HostError> {
-    let (_, is_marked) = request.digest();
+) -> Result<Vec<RunPlace>, HostError> {
+    let is_marked = request.is_marked();
     let host_started = state.faces.started;
     if request.key().is_some() || !(is_marked || since(host_started) < REPEAT_WITHIN.as_millis()) {
-        return Ok(None);
+        return Ok(Vec::new());
     }
+    // Its answer ended with the process before.
+    let is_cut = |run: &LastRun| {
+        run.started < host_started && run.ended.is_none_or(|ended| ended > host_started)
+    };
     let repeats = |run: &LastRun| match is_marked {
         true => run.ended.is_none_or(|ended| since(ended) < KEPT_FOR.as_millis()),
-        // Its answer ended with the process before.
-        false => run.started < host_started && run.ended.is_none_or(|ended| ended > host_started),
+        false => is_cut(run),
     };
     if let Some((session, input)) = target {
         let run = last_run(&session).await?.filter(|run| run.input == input && repeats(run));
         if let Some(run) = run {
-            return Ok(Some(run.place));
+            return Ok(vec![run.place]);
         }
     }
-    let mut newest: Option<LastRun> = None;
+    let mut runs = Vec::new();
     for id in opened(state, request).await? {
         let Ok(session) = session_of(state, request.caller, &id).await else { continue };
-        let Some(run) = last_run(&session).await?.filter(repeats) else { continue };
-        if newest.as_ref().is_none_or(|newest| newest.started < run.started) {
-            newest = Some(run);
-        }
+        runs.extend(last_run(&session).await?.filter(repeats));
     }
-    Ok(newest.map(|run| run.place))
+    runs.sort_by_key(|run: &LastRun| (!is_cut(run), Reverse(run.started)));
+    let is_recent = |run: &LastRun| is_cut(run) && since(run.started) < ANSWERED_FOR.as_millis();
+    let others = runs.iter().skip(1).filter(|run| is_recent(run));
+    let all = runs.first().into_iter().chain(others);
+    Ok(all.map(|run| run.place.clone()).collect())
 }
 
 /// Returns the session that an equal request has opened, if this one is known to be that one, sent again.
@@ -78,7 +88,7 @@ pub(super) async fn session_of_repeated(
         }
         return None;
     }
-    let (_, is_marked) = request.digest();
+    let is_marked = request.is_marked();
     if is_marked { opened(state, request).await.ok()?.pop() } else { None }
 }
 

@@ -19,6 +19,7 @@ mod position;
 mod replies;
 mod retries;
 mod stream;
+mod tool_choice;
 mod ui;
 mod waits;
 
@@ -65,6 +66,11 @@ pub(super) fn routes(config: &FacesConfig) -> Vec<Route> {
 pub(super) fn is_about_session(path: &str) -> bool {
     let starts = ["/v1/responses", "/v1/chat/", "/v1/conversations", "/v1/ui/{agent}", "/v1/agui/"];
     starts.iter().any(|start| path.starts_with(start))
+}
+
+/// Returns what gives an answer of this path, if it is an error of the API, the form of the path's protocol.
+pub(super) fn error_form(path: &str) -> fn(Response) -> Response {
+    if openai_error::is_path(path) { openai_error::in_form } else { |response| response }
 }
 
 /// Returns the session that a request concerns, as far as its path, headers and body tell. `None`: a new one, or one of

@@ -8,7 +8,44 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::super::error::{ApiError, ErrorCode};
+use callsheet_host::error_response::with_default_headers;
 use callsheet_host::runtime::HostError;
+use callsheet_machines::session::OUTPUT_INVALID;
+use callsheet_values::config::ClientTool;
+
+/// The beginnings of the paths of OpenAI's API, behind `/v1`.
+const PATHS: [&str; 4] = ["/responses", "/chat", "/conversations", "/models"];
+
+/// The names of parameters in the protocol of a face.
+#[derive(Debug)]
+pub(super) struct ParameterNames {
+    /// The member of a tool that has its name: `.function`, or nothing.
+    pub(super) function: &'static str,
+    /// The member beside the name that has the schema of the arguments.
+    pub(super) schema: &'static str,
+    /// The schema of the answer.
+    pub(super) output: &'static str,
+}
+
+/// Returns whether a path belongs to OpenAI's API, also below the path at which this API is mounted.
+pub(super) fn is_path(path: &str) -> bool {
+    let is_own = |rest: &str| {
+        let rest = PATHS.iter().find_map(|own| rest.strip_prefix(own));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    path.match_indices("/v1")
+        .any(|(at, version)| path.get(at + version.len()..).is_some_and(is_own))
+}
+
+/// Returns an answer in OpenAI's form, if it is an error of the API.
+pub(super) fn in_form(mut response: Response) -> Response {
+    let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
+    let mut answer = with_default_headers(OpenAiError::from(error).into_response());
+    for (name, value) in response.headers() {
+        answer.headers_mut().entry(name).or_insert_with(|| value.clone());
+    }
+    answer
+}
 
 /// An error response of the faces of OpenAI.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +55,8 @@ pub(super) struct OpenAiError {
     message: String,
     /// The parameter that is wrong.
     param: Option<String>,
+    /// True if the same request gets the same error, whatever its status.
+    is_final: bool,
     header: Option<(HeaderName, &'static str)>,
     /// The code of the API, by which a host finds out that another one has the session.
     api_code: Option<&'static str>,
@@ -26,13 +65,59 @@ pub(super) struct OpenAiError {
 impl OpenAiError {
     pub(super) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
         let (code, message) = (code.to_owned(), message.into());
-        Self { status, code, message, param: None, header: None, api_code: None }
+        let (param, is_final, header, api_code) = (None, false, None, None);
+        Self { status, code, message, param, is_final, header, api_code }
     }
 
     /// Returns the error of a request with a wrong or unsupported parameter.
     pub(super) fn parameter(param: impl Into<String>, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request", message);
         Self { param: Some(param.into()), ..error }
+    }
+
+    /// Returns the error of a run that has ended. To send its request again is no use.
+    pub(super) fn of_ended_run(code: &str, message: &str) -> Self {
+        let status = match code {
+            OUTPUT_INVALID => StatusCode::UNPROCESSABLE_ENTITY,
+            _ => StatusCode::BAD_GATEWAY,
+        };
+        Self { is_final: true, ..Self::new(status, code, message) }
+    }
+
+    /// Returns the error of a request whose run does not start, and names the parameter that is wrong.
+    pub(super) fn of_start(
+        error: HostError,
+        tools: Option<&[ClientTool]>,
+        names: &ParameterNames,
+    ) -> Self {
+        let function = names.function;
+        let index = |is_meant: &dyn Fn(&ClientTool) -> bool| tools?.iter().position(is_meant);
+        let param = if let HostError::ToolNameTaken(name) = &error {
+            index(&|tool| tool.name == *name).map(|at| format!("tools[{at}]{function}.name"))
+        } else if let HostError::InvalidClientTool(problem) = &error {
+            let is_meant =
+                |tool: &ClientTool| problem.starts_with(&format!("register tool {:?}:", tool.name));
+            let member =
+                if problem.contains("the schema of its input") { names.schema } else { "name" };
+            index(&is_meant).map(|at| format!("tools[{at}]{function}.{member}"))
+        } else if let HostError::UnknownToolChoice { .. } = &error {
+            Some("tool_choice".to_owned())
+        } else if let HostError::InvalidOutput(_) = &error {
+            Some(names.output.to_owned())
+        } else {
+            None
+        };
+        let error = Self::from(error);
+        let Some(param) = param else { return error };
+        // The words of the host begin with the names of its own parameters.
+        let own = ["client_tools: ", "output.schema: ", "tool_choice: "];
+        let own = own.into_iter().find_map(|own| error.message.strip_prefix(own));
+        let problem = own.unwrap_or(&error.message);
+        let problem = match problem.strip_prefix("register tool ") {
+            Some(named) => named.split_once("\": ").map_or(named, |(_, problem)| problem),
+            None => problem,
+        };
+        Self { message: format!("{param}: {problem}"), param: Some(param), ..error }
     }
 
     /// Names the parameter that the error is about.
@@ -102,7 +187,7 @@ impl IntoResponse for OpenAiError {
         // The SDKs of OpenAI repeat a request after some errors unless the answer says that this is no use.
         let repeats = self.status.is_server_error()
             || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&self.status);
-        if !repeats {
+        if self.is_final || !repeats {
             let never = HeaderValue::from_static("false");
             response.headers_mut().insert("x-should-retry", never);
         }

@@ -40,6 +40,8 @@ pub(super) struct AnswerSettings {
     pub(super) is_typed: bool,
     /// True if text is sent when its response has ended.
     pub(super) holds_text: bool,
+    /// True if the answer is sent in chunks, so that text which was sent cannot be taken back.
+    pub(super) streamed: bool,
     pub(super) include_usage: bool,
     /// The address at which a person can decide about calls.
     pub(super) approve_at: String,
@@ -191,8 +193,9 @@ impl ChatFold {
     pub(super) fn message(&self) -> Option<ChatMessage> {
         match self.end {
             Some(AnswerEnd::Finished(_)) => {
-                let (text, calls) = (self.content.clone(), self.sent_calls.clone());
-                Some(ChatMessage::Assistant { text, calls })
+                let refusal = self.refusal.as_ref().filter(|_| self.content.is_empty());
+                let text = refusal.unwrap_or(&self.content).clone();
+                Some(ChatMessage::Assistant { text, calls: self.sent_calls.clone() })
             }
             Some(AnswerEnd::Failed(_)) | None => None,
         }
@@ -210,7 +213,8 @@ impl ChatFold {
             Some(AnswerEnd::Failed(error)) => return Err(error.clone()),
             None => return Err(interrupted("the run has not ended")),
         };
-        let has_text = !self.content.is_empty() || self.sent_calls.is_empty();
+        let has_other = self.refusal.is_some() || !self.sent_calls.is_empty();
+        let has_text = !self.content.is_empty() || !has_other;
         let mut message = json!({
             "role": "assistant",
             "content": Some(&self.content).filter(|_| has_text),
@@ -302,9 +306,10 @@ impl ChatFold {
         self.settings.holds_text || self.settings.is_typed || self.has_broken
     }
 
-    /// Sends the text of the response that was held, now that it has ended.
-    fn show_held(&mut self, parts: &mut Vec<FacePart>) {
-        let text = std::mem::take(&mut self.attempt);
+    /// Sends the text of the response that was held, now that it has ended. A refusal is no part of the text.
+    fn show_held(&mut self, refusal: Option<&str>, parts: &mut Vec<FacePart>) {
+        let mut text = std::mem::take(&mut self.attempt);
+        text.truncate(without_refusal(&text, refusal));
         self.attempt_thinking = 0;
         if self.holds_text() && !self.settings.is_typed {
             match text.strip_prefix(&self.shown) {
@@ -334,7 +339,7 @@ impl ChatFold {
 
     fn response_ended(&mut self, response: &ResponseSummary, parts: &mut Vec<FacePart>) {
         self.usage += response.usage;
-        self.show_held(parts);
+        self.show_held(response.finish_reason.as_ref().and_then(refusal), parts);
         self.is_certain = true;
         // A call that was handed out early is known already.
         for call in &response.calls {
@@ -425,7 +430,8 @@ impl ChatFold {
         finish: Option<&FinishReason>,
         parts: &mut Vec<FacePart>,
     ) {
-        self.show_held(parts);
+        let refusal = finish.and_then(refusal).filter(|_| end == RunEnd::Refused);
+        self.show_held(refusal, parts);
         if let Some(output) = output.filter(|_| self.settings.is_typed) {
             self.show(&output.to_string(), parts);
         }
@@ -448,12 +454,17 @@ impl ChatFold {
             RunEnd::Stopped => self.finish("stop", parts),
             RunEnd::MaxTurns | RunEnd::Budget | RunEnd::TimedOut => self.finish("length", parts),
             RunEnd::Refused => {
-                let refusal = finish.and_then(|finish| finish.refusal.as_ref());
-                if let Some(refusal) = refusal.and_then(|refusal| refusal.explanation.clone()) {
-                    parts.push(self.delta(&json!({"refusal": refusal}), None));
-                    self.refusal = Some(refusal);
+                let Some(text) = refusal else {
+                    // A filter of the service.
+                    self.finish("content_filter", parts);
+                    return;
+                };
+                if !self.settings.streamed {
+                    self.content.truncate(without_refusal(&self.content, refusal));
                 }
-                self.finish("content_filter", parts);
+                parts.push(self.delta(&json!({"refusal": text}), None));
+                self.refusal = Some(text.to_owned());
+                self.finish("stop", parts);
             }
             RunEnd::Interrupted => {
                 self.fail_with(interrupted("the host was stopped; the run goes on later"), parts);
@@ -463,7 +474,7 @@ impl ChatFold {
                     Some(error) => (error.code.as_str(), error.message.as_str()),
                     None => (end.as_str(), "the run could not go on"),
                 };
-                self.fail_with(OpenAiError::new(StatusCode::BAD_GATEWAY, code, message), parts);
+                self.fail_with(OpenAiError::of_ended_run(code, message), parts);
             }
         }
     }
@@ -613,6 +624,19 @@ impl Fold for ChatFold {
     fn fail(&mut self, error: &HostError, parts: &mut Vec<FacePart>) -> bool {
         self.fail_with(error.clone().into(), parts);
         true
+    }
+}
+
+/// Returns the words with which the model has refused to answer.
+fn refusal(finish: &FinishReason) -> Option<&str> {
+    finish.refusal.as_ref()?.explanation.as_deref()
+}
+
+/// Returns the length of a text without the refusal at its end.
+fn without_refusal(text: &str, refusal: Option<&str>) -> usize {
+    match refusal.and_then(|refusal| text.strip_suffix(refusal)) {
+        Some(rest) => rest.trim_end().len(),
+        None => text.len(),
     }
 }
 

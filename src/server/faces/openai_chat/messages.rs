@@ -45,6 +45,8 @@ pub(super) struct ChatMessages {
     /// All other messages but those of the input.
     pub(super) history: Vec<ChatMessage>,
     pub(super) input: ChatInput,
+    /// The names of members that have no effect.
+    pub(super) ignored: Vec<&'static str>,
 }
 
 impl ChatMessages {
@@ -61,11 +63,17 @@ impl ChatMessages {
             return Err(invalid("messages", &problem));
         }
         let (mut instructions, mut all) = (Vec::new(), Vec::new());
+        let mut ignored = BTreeSet::new();
         let mut open = BTreeSet::new();
         for (at, value) in values.iter().enumerate() {
             let path = format!("messages[{at}]");
-            match parse_message(value, &path)? {
+            match parse_message(value, &path, &mut ignored)? {
                 ParsedMessage::Instructions(text) => instructions.push(text),
+                ParsedMessage::Message(ChatMessage::User(content)) if content.is_blank() => {
+                    if at + 1 == values.len() {
+                        return Err(invalid(&format!("{path}.content"), "must not be empty"));
+                    }
+                }
                 // Clients keep an answer of which they have received nothing.
                 ParsedMessage::Message(ChatMessage::Assistant { text, calls })
                     if text.trim().is_empty() && calls.is_empty() => {}
@@ -81,7 +89,7 @@ impl ChatMessages {
         instructions.retain(|text: &String| !text.trim().is_empty());
         let instructions = Some(instructions.join("\n\n")).filter(|text| !text.is_empty());
         let (history, input) = split(all)?;
-        Ok(Self { instructions, history, input })
+        Ok(Self { instructions, history, input, ignored: ignored.into_iter().collect() })
     }
 
     /// Returns the history, with the results of calls, in the form in which a session is opened with it.
@@ -165,23 +173,24 @@ enum ParsedMessage {
     Message(ChatMessage),
 }
 
-fn parse_message(value: &Value, path: &str) -> Result<ParsedMessage, OpenAiError> {
+fn parse_message(
+    value: &Value,
+    path: &str,
+    ignored: &mut BTreeSet<&'static str>,
+) -> Result<ParsedMessage, OpenAiError> {
     let fields = value.as_object().ok_or_else(|| invalid(path, "must be an object"))?;
+    if fields.get("name").is_some_and(|name| !name.is_null()) {
+        ignored.insert("messages[].name");
+    }
     let message = match fields.get("role").and_then(Value::as_str) {
         Some("system" | "developer") => {
             return Ok(ParsedMessage::Instructions(content(fields, path)?.text().into_owned()));
         }
-        Some("user") => {
-            let content = content(fields, path)?;
-            if content.is_blank() {
-                return Err(invalid(&format!("{path}.content"), "must not be empty"));
-            }
-            ChatMessage::User(content)
-        }
+        Some("user") => ChatMessage::User(media_content(fields, path, ignored)?),
         Some("assistant") => parse_assistant(fields, path)?,
         Some("tool") => ChatMessage::Tool {
             call_id: text_of(fields, "tool_call_id", path)?,
-            content: content(fields, path)?,
+            content: media_content(fields, path, ignored)?,
         },
         Some(_) | None => {
             let problem = "must be system, developer, user, assistant or tool";
@@ -254,6 +263,27 @@ fn content(fields: &Map<String, Value>, path: &str) -> Result<Content, OpenAiErr
         let part = error.part().map(|at| format!("[{at}]")).unwrap_or_default();
         invalid(&format!("{path}.content{part}"), error.problem())
     })
+}
+
+/// Returns a content that may have images. How closely the model looks at an image cannot be chosen.
+fn media_content(
+    fields: &Map<String, Value>,
+    path: &str,
+    ignored: &mut BTreeSet<&'static str>,
+) -> Result<Content, OpenAiError> {
+    let is_chosen =
+        |part: &Value| ["low", "high"].iter().any(|d| part["image_url"]["detail"] == *d);
+    let parts = fields.get("content").and_then(Value::as_array);
+    if !parts.is_some_and(|parts| parts.iter().any(is_chosen)) {
+        return content(fields, path);
+    }
+    ignored.insert("messages[].content[].image_url.detail");
+    let mut fields = fields.clone();
+    let parts = fields.get_mut("content").and_then(Value::as_array_mut);
+    for part in parts.into_iter().flatten().filter(|part| is_chosen(part)) {
+        part["image_url"]["detail"] = Value::Null;
+    }
+    content(&fields, path)
 }
 
 fn text_of(fields: &Map<String, Value>, name: &str, path: &str) -> Result<String, OpenAiError> {
@@ -418,6 +448,15 @@ mod tests {
         let all = parsed(json!([text("user", "a"), call("x", ""), tool, text("user", "b")]));
         assert_eq!(all.input, ChatInput::Results(results, Some("b".into())));
         assert_eq!(all.history.len(), 2);
+    }
+
+    #[test]
+    fn messages_without_content_are_left_out() {
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let tool = json!({"role": "tool", "tool_call_id": "x", "content": "done"});
+        let all = parsed(json!([user(""), user("a"), call("x", "{}"), user(" "), tool, user("b")]));
+        assert_eq!(all.history.len(), 2);
+        assert_eq!(all.history[0], ChatMessage::User("a".into()));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod answer;
 mod fold;
 mod messages;
 mod request;
+mod results;
 mod start;
 
 use axum::Json;
@@ -108,6 +109,7 @@ async fn create(
         client_tools: client_tools(&request),
         is_typed: request.overrides.output.is_some(),
         holds_text: state.options.faces.openai.unproven_text == UnprovenText::Hold,
+        streamed: request.streamed,
         include_usage: request.include_usage,
         approve_at: format!("{approve_at}{}", session.id()),
         rest,

@@ -4,7 +4,8 @@ use std::num::NonZeroU32;
 
 use serde_json::{Map, Value, json};
 
-use super::super::openai_error::OpenAiError;
+use super::super::openai_error::{OpenAiError, ParameterNames};
+use super::super::tool_choice;
 use super::messages::ChatMessages;
 use callsheet_values::config::{ClientTool, OutputRequest, RunOverrides, Temperature};
 use callsheet_values::types::{Metadata, SessionId, ToolChoice};
@@ -33,15 +34,24 @@ const IGNORED: [&str; 17] = [
 /// Tells whether a value is the one that is supported.
 type IsSupported = fn(&Value) -> bool;
 
+/// Maximum number of texts of `stop`.
+const STOP_MAX: usize = 4;
+
 /// Parameters with the only value that is supported, which is that of a request without them.
-const FIXED: [(&str, IsSupported); 6] = [
+const FIXED: [(&str, IsSupported); 5] = [
     ("n", |value| value == 1),
     ("logprobs", |value| value == false),
     ("top_logprobs", |value| value == 0),
     ("modalities", |value| *value == json!(["text"])),
-    ("stop", |value| value.as_array().is_some_and(Vec::is_empty)),
     ("functions", |value| value.as_array().is_some_and(Vec::is_empty)),
 ];
+
+/// The names of parameters in errors of the host.
+pub(super) const PARAMETER_NAMES: ParameterNames = ParameterNames {
+    function: ".function",
+    schema: "parameters",
+    output: "response_format.json_schema.schema",
+};
 
 /// A request of Chat Completions.
 #[derive(Clone, Debug)]
@@ -77,6 +87,7 @@ impl CompletionRequest {
         let streamed = body.flag("stream")?.unwrap_or_default();
         let include_usage = include_usage(&mut body)?;
         let (session, metadata) = metadata(&mut body)?;
+        let has_strict = has_strict_tools(&body);
         let mut overrides = overrides(&mut body)?;
         overrides.instructions.clone_from(&messages.instructions);
         for (name, is_default) in FIXED {
@@ -85,7 +96,15 @@ impl CompletionRequest {
                 return Err(OpenAiError::parameter(name, problem));
             }
         }
-        let ignored = IGNORED.into_iter().filter(|name| body.0.remove(*name).is_some()).collect();
+        let mut ignored: Vec<&'static str> =
+            IGNORED.into_iter().filter(|name| body.0.remove(*name).is_some()).collect();
+        if has_stop(&mut body)? {
+            ignored.push("stop");
+        }
+        if has_strict {
+            ignored.push("tools[].function.strict");
+        }
+        ignored.extend(messages.ignored.iter().copied());
         if let Some(name) = body.0.keys().next() {
             let name = callsheet_values::types::excerpt(name, 64);
             let problem = format!("{name} is not supported; leave it out");
@@ -146,7 +165,38 @@ fn include_usage(body: &mut Parameters) -> Result<bool, OpenAiError> {
         let problem = format!("{name} is not supported; leave it out");
         return Err(OpenAiError::parameter(name, problem));
     }
-    Ok(options.get("include_usage") == Some(&Value::Bool(true)))
+    match options.get("include_usage") {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => {
+            let name = "stream_options.include_usage";
+            Err(OpenAiError::parameter(name, format!("{name}: must be true or false")))
+        }
+    }
+}
+
+/// Removes `stop`, and returns whether it has texts.
+fn has_stop(body: &mut Parameters) -> Result<bool, OpenAiError> {
+    match body.0.remove("stop") {
+        None => Ok(false),
+        Some(Value::String(_)) => Ok(true),
+        Some(Value::Array(texts))
+            if texts.len() <= STOP_MAX && texts.iter().all(Value::is_string) =>
+        {
+            Ok(!texts.is_empty())
+        }
+        Some(_) => {
+            let problem =
+                format!("stop: must be a string, or a list of at most {STOP_MAX} strings");
+            Err(OpenAiError::parameter("stop", problem))
+        }
+    }
+}
+
+/// Returns whether a tool asks for arguments that always fit its schema.
+fn has_strict_tools(body: &Parameters) -> bool {
+    let mut tools = body.0.get("tools").and_then(Value::as_array).into_iter().flatten();
+    tools.any(|tool| tool["function"]["strict"] == true)
 }
 
 /// Returns the session that `metadata.session_id` names, and the pairs of the run: those of `metadata`, and `user`.
@@ -197,9 +247,10 @@ fn overrides(body: &mut Parameters) -> Result<RunOverrides, OpenAiError> {
     // More than one call is the agent's own rule, so only the opposite is an override.
     let multi_tool_calls = body.flag("parallel_tool_calls")?.filter(|multi| !multi);
     let client_tools = client_tools(body)?;
+    let tool_choice = tool_choice(body)?;
     Ok(RunOverrides {
         multi_tool_calls,
-        tool_choice: tool_choice(body)?,
+        tool_choice: tool_choice.map(|choice| tool_choice::of_request(choice, &client_tools)),
         temperature,
         max_output_tokens: maximum,
         output: output(body)?,
@@ -215,16 +266,17 @@ fn client_tools(body: &mut Parameters) -> Result<Vec<ClientTool>, OpenAiError> {
         Some(_) => return Err(OpenAiError::parameter("tools", "tools: must be a list")),
     };
     let tool = |(at, tool): (usize, &Value)| {
-        let invalid = |problem: &str| {
-            let path = format!("tools[{at}]");
+        let invalid = |member: &str, problem: &str| {
+            let path = format!("tools[{at}]{member}");
             OpenAiError::parameter(&path, format!("{path}: {problem}"))
         };
         if tool["type"] != "function" {
-            return Err(invalid("its type must be \"function\""));
+            return Err(invalid("", "its type must be \"function\""));
         }
         let function = &tool["function"];
         let name = function["name"].as_str().filter(|name| !name.is_empty());
-        let name = name.ok_or_else(|| invalid("function.name must be a string"))?;
+        let name =
+            name.ok_or_else(|| invalid(".function.name", "must be a string that is not empty"))?;
         let description = function["description"].as_str().unwrap_or_default();
         let schema = match &function["parameters"] {
             Value::Null => json!({"type": "object", "properties": {}}),
@@ -233,7 +285,7 @@ fn client_tools(body: &mut Parameters) -> Result<Vec<ClientTool>, OpenAiError> {
             }
             schema @ Value::Object(_) => schema.clone(),
             Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                return Err(invalid("function.parameters must be an object"));
+                return Err(invalid(".function.parameters", "must be an object"));
             }
         };
         Ok(ClientTool::new(name, description, schema))
@@ -303,7 +355,7 @@ mod tests {
         }));
         let request = request.unwrap();
         assert!(request.streamed && request.include_usage);
-        assert_eq!(request.ignored, ["top_p", "presence_penalty"]);
+        assert_eq!(request.ignored, ["top_p", "presence_penalty", "tools[].function.strict"]);
         assert_eq!(request.session, SessionId::parse("s").ok());
         let pairs = Metadata::new([("tenant", "t"), ("user", "u")]).unwrap();
         assert_eq!(request.metadata, pairs);
@@ -321,11 +373,34 @@ mod tests {
     }
 
     #[test]
+    fn parameters_without_effect_are_named() {
+        let image = json!({"url": "https://a/b", "detail": "low"});
+        for (members, expected) in [
+            (json!({"stop": "x", "seed": 1}), &["seed", "stop"][..]),
+            (json!({"stop": ["a", "b", "c", "d"]}), &["stop"]),
+            (json!({"stop": []}), &[]),
+            (
+                json!({"messages": [{"role": "user", "content": "a", "name": "ada"}]}),
+                &["messages[].name"],
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": image}]}]}),
+                &["messages[].content[].image_url.detail"],
+            ),
+        ] {
+            assert_eq!(parse(members).unwrap().ignored, expected);
+        }
+    }
+
+    #[test]
     fn parameters_that_are_not_supported_are_named() {
         for (members, param) in [
             (json!({"n": 2}), "n"),
             (json!({"logprobs": true}), "logprobs"),
-            (json!({"stop": ["x"]}), "stop"),
+            (json!({"stop": 5}), "stop"),
+            (json!({"stop": ["a", "b", "c", "d", "e"]}), "stop"),
+            (json!({"stop": ["a", 1]}), "stop"),
+            (json!({"stream_options": {"include_usage": "yes"}}), "stream_options.include_usage"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
             (json!({"audio": {"voice": "x"}}), "audio"),
             (json!({"web_search_options": {}}), "web_search_options"),

@@ -5,10 +5,7 @@
 //! session goes on there; of several, nobody knows in which, so that two clients never share one. A history that a
 //! session had earlier goes on in a fork. One that is not known is the beginning of a new session.
 
-use std::collections::BTreeSet;
-
 use axum::http::StatusCode;
-use callsheet_tools::ToolOutput;
 
 use super::super::super::access::Caller;
 use super::super::super::state::ApiState;
@@ -19,15 +16,16 @@ use super::super::retries::RunPlace;
 use super::super::stream::RunEvents;
 use super::super::{AskedAgent, named_session, session_of};
 use super::fold::parse_call_id;
-use super::messages::{ChatInput, HistoryHash, output};
-use super::request::CompletionRequest;
+use super::messages::{ChatInput, HistoryHash};
+use super::request::{CompletionRequest, PARAMETER_NAMES};
+use super::results::{SentResults, call_ended};
 use callsheet_host::runtime::{
     HistoryPoint, HostError, OpenSession, RunRequest, SessionHandle, SessionSnapshot,
 };
-use callsheet_values::record::RequestKey;
-use callsheet_values::types::{
-    Content, RESULT_BYTES_MAX, RunId, Seq, SessionId, SessionState, excerpt,
-};
+use callsheet_values::types::{Content, RunId, Seq, SessionId, SessionState, excerpt};
+
+/// The input of a run whose session begins with results of calls that were made elsewhere.
+const GO_ON: &str = "[callsheet: The calls above have their results. Go on.]";
 
 /// The reason why a request does not start a run.
 #[derive(Debug)]
@@ -96,6 +94,10 @@ impl CompletionStart<'_> {
                 Ok(session) => session,
                 Err(error) if error.is_no_such_session() && !self.continues_calls() => {
                     return Ok(SessionTarget::New(Some(id)));
+                }
+                // The session of the calls was deleted, but the client still has the history.
+                Err(error) if error.is_no_such_session() && !self.is_named_by_client()? => {
+                    return Ok(SessionTarget::New(self.new_session()));
                 }
                 Err(error) => return Err(error.into()),
             };
@@ -192,11 +194,20 @@ impl CompletionStart<'_> {
             (ChatInput::Results(results, user), SessionTarget::Known(session, _))
                 if self.continues_calls() =>
             {
-                self.answer_calls(&session, results, user.as_ref()).await
+                self.answer_calls(&session, results, user.as_ref(), ignored).await
             }
-            (ChatInput::Results(results, None), _) => {
+            (ChatInput::Results(_, None), target @ SessionTarget::New(_)) => {
+                self.start_with(target, &Content::from(GO_ON), ignored).await
+            }
+            (
+                ChatInput::Results(results, None),
+                SessionTarget::Known(..) | SessionTarget::Fork(_),
+            ) => {
                 let id = results.first().map(|(id, _)| excerpt(id, 64)).unwrap_or_default();
-                let message = format!("no session of this host waits for the result of {id:?}");
+                let message = format!(
+                    "the session has no call {id:?}, and a call that was made elsewhere can only be in the history \
+                     of a new session: leave out the session's name"
+                );
                 Err(OpenAiError::parameter("messages", message).into())
             }
             (ChatInput::User(input) | ChatInput::Results(_, Some(input)), target) => {
@@ -240,11 +251,18 @@ impl CompletionStart<'_> {
             // The refused request leaves nothing. If this fails, a session without a run stays.
             refused.delete().await.unwrap_or_default();
         }
-        Err(error.into())
+        let tools = self.request.overrides.client_tools.as_deref();
+        Err(OpenAiError::of_start(error, tools, &PARAMETER_NAMES).into())
     }
 
     fn is_named(&self) -> Result<bool, OpenAiError> {
         Ok(self.named_session()?.is_some())
+    }
+
+    /// Returns whether the header or the metadata name the session.
+    fn is_named_by_client(&self) -> Result<bool, OpenAiError> {
+        let header = named_session(self.received.headers)?;
+        Ok(header.is_some() || self.request.session.is_some())
     }
 
     /// Opens a session, and returns true if there was none with this id.
@@ -276,10 +294,7 @@ impl CompletionStart<'_> {
         input: &Content,
         ignored: &mut Vec<&'static str>,
     ) -> Result<callsheet_host::runtime::StartedRun, HostError> {
-        let key = self
-            .received
-            .key()
-            .map(|key| RequestKey::new(key, &String::from_utf8_lossy(self.received.body)));
+        let key = self.received.request_key();
         let mut run = RunRequest::default().with(|run| {
             run.input = input.clone();
             run.overrides = self.request.overrides.clone();
@@ -339,47 +354,53 @@ impl CompletionStart<'_> {
         session: &SessionHandle,
         results: &[(String, Content)],
         user: Option<&Content>,
+        ignored: &mut Vec<&'static str>,
     ) -> Result<ActedRun, NotStarted> {
         let snapshot = session.stored_snapshot().await?;
-        let run = snapshot.current_run.ok_or_else(|| {
-            let message =
-                format!("session {} waits for no result: its run has ended", session.id());
-            OpenAiError::new(StatusCode::UNPROCESSABLE_ENTITY, "call_ended", message)
-        })?;
-        let open: BTreeSet<&str> = run.client_calls.iter().map(|call| &*call.tool_id).collect();
-        let mut outputs: Vec<(&str, ToolOutput)> = Vec::new();
-        for (id, content) in results {
-            let tool_id = parse_call_id(id).map(|(_, tool_id)| tool_id);
-            let tool_id = tool_id.filter(|tool_id| open.contains(tool_id)).ok_or_else(|| {
-                let message = format!("the call {:?} waits for no result", excerpt(id, 64));
-                OpenAiError::new(StatusCode::UNPROCESSABLE_ENTITY, "call_ended", message)
-            })?;
-            let output = output(content);
-            if output.bytes() > RESULT_BYTES_MAX {
-                let message = format!("the result of {id} has more than {RESULT_BYTES_MAX} bytes");
-                let status = StatusCode::PAYLOAD_TOO_LARGE;
-                return Err(OpenAiError::new(status, "result_too_large", message).into());
-            }
-            outputs.push((tool_id, output));
+        let sent = SentResults::read(results, &snapshot)?;
+        let run = match snapshot.current_run {
+            Some(run) if !sent.awaited.is_empty() => run,
+            Some(_) | None => return self.answer_again(session, &sent, user, ignored).await,
+        };
+        if !sent.ended.is_empty() {
+            sent.accepted(session).await?;
         }
-        let answered: BTreeSet<&str> = outputs.iter().map(|(tool_id, _)| *tool_id).collect();
-        if let Some(missing) = open.difference(&answered).next() {
-            let message = format!("the call {missing} has no result: send those of all calls");
-            return Err(OpenAiError::parameter("messages", message).into());
-        }
-        for (tool_id, output) in outputs {
-            session.answer_call(tool_id, output).await?;
+        for (key, output) in sent.awaited {
+            session.answer_call(&key.to_string(), output).await?;
         }
         if let Some(user) = user {
             session.steer(user.clone()).await?;
         }
         Ok(act(session, run.run_id, snapshot.seq).await?)
     }
+
+    /// Answers results that the session has accepted before: with what has followed them. With a message behind them
+    /// the history is one that no session has.
+    async fn answer_again(
+        &self,
+        session: &SessionHandle,
+        sent: &SentResults,
+        user: Option<&Content>,
+        ignored: &mut Vec<&'static str>,
+    ) -> Result<ActedRun, NotStarted> {
+        let Some(user) = user else {
+            let place = sent.accepted(session).await?;
+            return Ok(join(session, place).await?);
+        };
+        if self.is_named_by_client()? {
+            let id = sent.ended.keys().next().map(ToString::to_string).unwrap_or_default();
+            return Err(call_ended(&id).into());
+        }
+        self.start_with(SessionTarget::New(self.new_session()), user, ignored).await
+    }
 }
 
 /// Goes on with a run behind this record.
 async fn act(session: &SessionHandle, run: RunId, seen: Seq) -> Result<ActedRun, HostError> {
-    let place = RunPlace { session: session.id().clone(), run, seq: Seq(seen.0 + 1) };
+    join(session, RunPlace { session: session.id().clone(), run, seq: Seq(seen.0 + 1) }).await
+}
+
+async fn join(session: &SessionHandle, place: RunPlace) -> Result<ActedRun, HostError> {
     let events = RunEvents::join(session.clone(), place.clone()).await?;
     Ok(ActedRun { session: session.clone(), place, events })
 }
