@@ -126,7 +126,8 @@ async fn messages_without_ids_are_a_history_of_their_own() {
 
 #[tokio::test]
 async fn a_foreign_history_has_a_result_for_each_call() {
-    let directory = HostDirectory::new(json!({"responses": [{"text": ["Hello."]}]})).await;
+    let directory =
+        HostDirectory::new(json!({"responses": [{"text": ["Hello."]}, {"text": ["Sun."]}]})).await;
     let served = start(&directory, "").await;
     let call = |id: &str, name: &str| json!({"type": "function_call", "call_id": id, "name": name, "arguments": "{\"id\": \"x\"}"});
     for name in ["weather", "quick"] {
@@ -173,5 +174,13 @@ async fn a_foreign_history_has_a_result_for_each_call() {
     assert!(pages.iter().rev().eq(all.as_array().unwrap()));
     assert_eq!((&first["has_more"], &rest["has_more"]), (&true.into(), &false.into()));
     assert_eq!(served.get(&format!("{path}?limit=0")).await.status, 400);
+    // A history that ends with a result goes on.
+    let history = [user("go"), call("a", "weather"), output("a")];
+    let answer = send(&served, &history, json!({})).await;
+    assert_eq!(
+        (answer.status, outline(&answer.json())),
+        (200, vec!["Sun.".to_owned()]),
+        "{answer:?}"
+    );
     served.shutdown().await;
 }

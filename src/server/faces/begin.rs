@@ -19,7 +19,7 @@ use callsheet_values::record::RequestKey;
 use callsheet_values::types::{Content, SessionId};
 
 /// The header with which a client names a request. The same name means the same request.
-const KEY_HEADER: &str = "idempotency-key";
+pub(super) const KEY_HEADER: &str = "idempotency-key";
 
 /// A request with a JSON body that was read. It holds its share of the memory for bodies.
 pub(super) struct WholeRequest {

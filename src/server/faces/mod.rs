@@ -42,6 +42,9 @@ use callsheet_host::telemetry::FaceKind;
 use callsheet_values::config::FacesConfig;
 use callsheet_values::types::SessionId;
 
+/// The input of a run whose session begins with results of calls that were made elsewhere.
+const GO_ON: &str = "[callsheet: The calls above have their results. Go on.]";
+
 /// The header with the id of the session: in a request the one to use, in an answer the one that was used.
 const SESSION_HEADER: HeaderName = HeaderName::from_static("x-callsheet-session");
 

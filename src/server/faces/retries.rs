@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use callsheet_values::types::{RunId, Seq, SessionId};
 
 /// The header with which the SDKs of OpenAI and Anthropic count their attempts, from 0.
-const RETRY_HEADER: &str = "x-stainless-retry-count";
+pub(super) const RETRY_HEADER: &str = "x-stainless-retry-count";
 
 /// The time after the end of an answer that was not delivered whole in which an equal request repeats it.
 pub(super) const REPEAT_WITHIN: Duration = Duration::from_secs(10);

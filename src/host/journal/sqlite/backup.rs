@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
 use std::thread;
-use std::time::Instant;
+use tokio::time::Instant;
 
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};

@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 
 use super::super::super::access::Caller;
 use super::super::super::state::ApiState;
+use super::super::GO_ON;
 use super::super::begin::{ActedRun, ReceivedRequest};
 use super::super::earlier::SESSION_PREFIXES;
 use super::super::openai_error::OpenAiError;
@@ -23,9 +24,6 @@ use callsheet_host::runtime::{
     HistoryPoint, HostError, OpenSession, RunRequest, SessionHandle, SessionSnapshot,
 };
 use callsheet_values::types::{Content, RunId, Seq, SessionId, SessionState, excerpt};
-
-/// The input of a run whose session begins with results of calls that were made elsewhere.
-const GO_ON: &str = "[callsheet: The calls above have their results. Go on.]";
 
 /// The reason why a request does not start a run.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::super::super::approvals::MESSAGE_CHARS_MAX;
 use super::super::super::state::ApiState;
 use super::super::begin::{self, ActedRun, BegunRun, ReceivedRequest};
 use super::super::earlier::SESSION_PREFIXES;
-use super::super::openai_error::OpenAiError;
+use super::super::openai_error::{OpenAiError, ParameterNames};
 use super::super::stream::{Fold as _, RunEvents};
 use super::super::{AskedAgent, named_session, session_of};
 use super::fold::{FoldOptions, ResponseFold, Wait};
@@ -26,12 +26,14 @@ use callsheet_host::runtime::{
 };
 use callsheet_machines::turn::ApprovalDecision;
 use callsheet_values::config::{RunOverrides, TokenScope};
-use callsheet_values::record::RequestKey;
 use callsheet_values::types::{ApprovalVerdict, Content, Seq, SessionId, WaitPhase};
 
 /// The pause between attempts to answer a call that the session hands to the client at this moment, and their number.
 const ANSWER_AGAIN: Duration = Duration::from_millis(20);
 const ANSWER_TRIES: u32 = 250;
+
+const PARAMETER_NAMES: ParameterNames =
+    ParameterNames { function: "", schema: "parameters", output: "text.format.schema" };
 
 /// The parameter that is ignored if it is above the maximum of the agent.
 const MAX_OUTPUT: &str = "max_output_tokens";
@@ -513,24 +515,24 @@ async fn start(
             run.overrides = overrides;
             run.overrides.model.clone_from(&asked.model);
             run.metadata = request.metadata.clone();
-            run.request_key = received.key().map(|key| {
-                let body = String::from_utf8_lossy(received.body);
-                RequestKey::new(key, &format!("{} {body}", received.path))
-            });
+            run.request_key = received.request_key();
         })
     };
-    match session.start_run(run(request.overrides.clone())).await {
-        Err(error) if error.api_code() == "limit_too_high" => {
-            let overrides = without_maximum(&request.overrides);
-            if overrides == request.overrides {
-                return Err(error.into());
-            }
-            ignored.push(MAX_OUTPUT);
-            Ok(session.start_run(run(overrides)).await?)
-        }
-        Err(HostError::RunInProgress) => Err(in_progress()),
-        started => Ok(started?),
+    let mut started = session.start_run(run(request.overrides.clone())).await;
+    let lower = without_maximum(&request.overrides);
+    if started.as_ref().is_err_and(|error| error.api_code() == "limit_too_high")
+        && lower != request.overrides
+    {
+        ignored.push(MAX_OUTPUT);
+        started = session.start_run(run(lower)).await;
     }
+    started.map_err(|error| match error {
+        HostError::RunInProgress => in_progress(),
+        error => {
+            let tools = request.overrides.client_tools.as_deref();
+            OpenAiError::of_start(error, tools, &PARAMETER_NAMES)
+        }
+    })
 }
 
 fn without_maximum(overrides: &RunOverrides) -> RunOverrides {

@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
+use super::super::GO_ON;
 use super::super::openai_error::OpenAiError;
 use super::fold::SERVER_LABEL;
 use super::ids::{ItemId, ResponseId, session_of_conversation};
@@ -183,7 +184,10 @@ impl CreateRequest {
         overrides.limits.max_tool_calls_per_run =
             number(&fields, "max_tool_calls")?.map(NonZeroU32::get);
         overrides.client_tools = client_tools(fields.get("tools"), &mut ignored)?;
-        overrides.tool_choice = tool_choice(fields.get("tool_choice"))?;
+        let choice = tool_choice(fields.get("tool_choice"))?;
+        let tools = overrides.client_tools.as_deref().unwrap_or_default();
+        overrides.tool_choice =
+            choice.map(|choice| super::super::tool_choice::of_request(choice, tools));
         (overrides.output, request.pair.format) = format(fields.get("text"), &mut ignored)?;
         let mut instructions: Vec<String> =
             text(&fields, "instructions")?.map(str::to_owned).into_iter().collect();
@@ -639,12 +643,17 @@ fn tool_output(value: &Value, param: &str) -> Result<ToolOutput, OpenAiError> {
 }
 
 /// Returns the history and the input of a new session: the messages of the user behind the last other item are the
-/// input.
+/// input. A history that ends with results of calls goes on.
 pub(super) fn history_and_input(items: &[InputItem]) -> Result<(Vec<Value>, Content), OpenAiError> {
     let of_user = |item: &InputItem| matches!(item, InputItem::User(_));
     let inputs = items.iter().rev().take_while(|item| of_user(item)).count();
     let (before, inputs) = items.split_at(items.len() - inputs);
-    Ok((history(before)?, input(inputs)?))
+    match before.last() {
+        Some(InputItem::Output { .. }) if inputs.is_empty() => {
+            Ok((history(before)?, Content::from(GO_ON)))
+        }
+        Some(_) | None => Ok((history(before)?, input(inputs)?)),
+    }
 }
 
 /// Returns items as a history, in the form of Chat Completions. A result may be anywhere behind its call. Messages without
@@ -727,8 +736,7 @@ pub(super) fn input(items: &[InputItem]) -> Result<Content, OpenAiError> {
     if content.is_blank() {
         return Err(wrong(
             "input",
-            "the last item must be a message of the user with text or an image: only a result of a call of this host goes \
-             on without one",
+            "the last item must be a message of the user with text or an image, or the result of a call",
         ));
     }
     Ok(content)

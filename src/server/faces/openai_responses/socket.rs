@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use super::super::super::access::Caller;
 use super::super::super::state::{ApiState, AppState};
 use super::super::DecisionAddress;
-use super::super::begin::ReceivedRequest;
+use super::super::begin::{KEY_HEADER, ReceivedRequest};
 use super::super::openai_error::OpenAiError;
-use super::super::retries::RunPlace;
+use super::super::retries::{RETRY_HEADER, RunPlace};
 use super::super::stream::{FacePart, Fold as _};
 use super::create::{self, BegunResponse, Plan};
 use super::fold::ResponseFold;
@@ -33,7 +33,7 @@ const WAITING_MAX: usize = 16;
 pub(super) async fn upgrade(
     State(state): State<AppState>,
     caller: Caller,
-    headers: HeaderMap,
+    mut headers: HeaderMap,
     DecisionAddress(console): DecisionAddress,
     uri: Uri,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
@@ -48,6 +48,10 @@ pub(super) async fn upgrade(
     })?;
     let bytes_max = state.options.body_bytes_max;
     let path = uri.path().to_owned();
+    // They are about the handshake, not about the requests.
+    for name in [KEY_HEADER, RETRY_HEADER] {
+        headers.remove(name);
+    }
     let upgrade = upgrade.max_message_size(bytes_max).max_frame_size(bytes_max);
     Ok(upgrade.on_upgrade(async move |socket| {
         let connection = SocketConnection {
