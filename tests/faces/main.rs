@@ -14,6 +14,7 @@ mod support;
 mod agui;
 mod chat;
 mod installed;
+mod kills;
 mod pages;
 mod responses;
 mod ui;
