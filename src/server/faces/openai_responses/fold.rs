@@ -1324,7 +1324,7 @@ mod tests {
         }
 
         /// The host was killed.
-        fn is_lost(self) -> Self {
+        fn loses_its_host(self) -> Self {
             self.retries(HOST_STOPPED_REASON, None)
         }
 
@@ -1468,7 +1468,12 @@ mod tests {
         for attempt in attempts {
             let (_, before) = attempt.fold(RUN, None);
             // Two kills: nothing came between them.
-            let run = Run::started().is_lost().is_lost().thinks("Oh.").says("Done.").calls(&[]);
+            let run = Run::started()
+                .loses_its_host()
+                .loses_its_host()
+                .thinks("Oh.")
+                .says("Done.")
+                .calls(&[]);
             for at in 0..before.len() {
                 let seen: Vec<Value> = before.iter().take(at + 1).cloned().collect();
                 let (_, rest) = run.fold(RUN, position(seen.last().unwrap()));
