@@ -63,7 +63,7 @@ fn check(events: &[Value], response: &Value, what: &str) {
     for (index, FoldedItem { kind, text, done, .. }) in items {
         let done = done.unwrap_or_else(|| panic!("{what}: the item at {index} has no end"));
         let is_incomplete = done["status"] == "incomplete";
-        // The text of an attempt that a kill has lost is known to no host.
+        // The text of an attempt is lost with its host.
         if !(is_incomplete && text_of(&done).is_empty()) {
             assert_eq!(text_of(&done), text, "{what}: {kind} at {index}");
         }
@@ -123,18 +123,18 @@ fn stage(number: usize) -> Value {
 
 /// A moment at which the host is killed: the model waits in this stage, and the client has read a text.
 #[derive(Clone, Copy, Debug)]
-struct Kill {
+struct HostKill {
     stage: usize,
     at: &'static str,
     seen: &'static str,
 }
 
-const fn kill(stage: usize, at: &'static str, seen: &'static str) -> Kill {
-    Kill { stage, at, seen }
+const fn kill(stage: usize, at: &'static str, seen: &'static str) -> HostKill {
+    HostKill { stage, at, seen }
 }
 
 /// Returns a run in whose stages the host is killed, and the answers of the model.
-fn script(kills: &[Kill]) -> Value {
+fn script(kills: &[HostKill]) -> Value {
     let mut responses = Vec::new();
     for number in 0..STAGES {
         for (index, kill) in kills.iter().enumerate().filter(|(_, kill)| kill.stage == number) {
@@ -156,7 +156,7 @@ async fn read_until(connection: &mut HttpConnection, text: &str) -> Vec<Value> {
 }
 
 /// Runs a run whose host is killed, with one client that reads on, and returns its events.
-async fn killed(directory: &HostDirectory, kills: &[Kill]) -> (HostServer, Vec<Value>) {
+async fn killed(directory: &HostDirectory, kills: &[HostKill]) -> (HostServer, Vec<Value>) {
     let mut served = start(directory, "").await;
     let body = json!({"model": "default", "input": "go", "stream": true});
     let request = post("/v1/responses", "", &body.to_string());
@@ -179,7 +179,7 @@ async fn killed(directory: &HostDirectory, kills: &[Kill]) -> (HostServer, Vec<V
 }
 
 /// Checks what a client has seen of a run whose host is killed, for each cut of the client.
-async fn check_kills(kills: &[Kill]) {
+async fn check_kills(kills: &[HostKill]) {
     let what = format!("{kills:?}");
     let directory = HostDirectory::new(script(kills)).await;
     let (served, seen) = killed(&directory, kills).await;
@@ -202,17 +202,17 @@ async fn check_kills(kills: &[Kill]) {
     served.shutdown().await;
 }
 
-const IN_THINKING: Kill = kill(0, r#"{"chunk": 2}"#, r#""delta":"Hm, "}"#);
-const AFTER_THINKING: Kill = kill(0, r#"{"chunk": 3}"#, r#"well."}"#);
-const IN_TEXT: Kill = kill(0, r#"{"chunk": 4}"#, r#""delta":"Let "}"#);
-const AFTER_TEXT: Kill = kill(0, r#"{"chunk": 6}"#, r#"see."}"#);
-const AFTER_CALLS: Kill = kill(0, r#""finish""#, r#"see."}"#);
-const IN_BROKEN_TEXT: Kill = kill(1, r#"{"chunk": 3}"#, r#""delta":"It "}"#);
-const AFTER_BROKEN_TEXT: Kill = kill(2, r#""headers""#, r#""status":"incomplete""#);
-const IN_ANSWER: Kill = kill(2, r#"{"chunk": 3}"#, r#""delta":"It "}"#);
+const IN_THINKING: HostKill = kill(0, r#"{"chunk": 2}"#, r#""delta":"Hm, "}"#);
+const AFTER_THINKING: HostKill = kill(0, r#"{"chunk": 3}"#, r#"well."}"#);
+const IN_TEXT: HostKill = kill(0, r#"{"chunk": 4}"#, r#""delta":"Let "}"#);
+const AFTER_TEXT: HostKill = kill(0, r#"{"chunk": 6}"#, r#"see."}"#);
+const AFTER_CALLS: HostKill = kill(0, r#""finish""#, r#"see."}"#);
+const IN_BROKEN_TEXT: HostKill = kill(1, r#"{"chunk": 3}"#, r#""delta":"It "}"#);
+const AFTER_BROKEN_TEXT: HostKill = kill(2, r#""headers""#, r#""status":"incomplete""#);
+const IN_ANSWER: HostKill = kill(2, r#"{"chunk": 3}"#, r#""delta":"It "}"#);
 
 /// Checks several runs at once: they mostly wait.
-async fn check_each(runs: &[&[Kill]]) {
+async fn check_each(runs: &[&[HostKill]]) {
     futures::future::join_all(runs.iter().map(|kills| Box::pin(check_kills(kills)))).await;
 }
 

@@ -128,8 +128,8 @@ struct Item {
     is_void: bool,
 }
 
-/// The items of an attempt: at most one for its thinking and one for its text. If the two alternate, each piece is a part
-/// of its item.
+/// The items of an attempt: at most one for its thinking and one for its text. If the two alternate, each piece is a
+/// part of its item.
 #[derive(Clone, Debug)]
 struct AttemptItems {
     /// The record with which the attempt started.
@@ -774,7 +774,7 @@ impl ResponseFold {
         }
     }
 
-    /// Returns the items of the attempt that the client has seen, if it has not seen what follows the attempt.
+    /// Returns the items of the attempt that the client has seen. `None` if its position is before or after the attempt.
     fn seen_items(&self, next: EventId) -> Option<SeenItems> {
         let (upto, attempt) = (self.after()?, self.attempt.as_ref()?);
         if upto.seq < attempt.seq || upto.seq >= next.seq {
@@ -785,8 +785,8 @@ impl ResponseFold {
         Some(SeenItems { upto, kinds })
     }
 
-    /// Opens the items of an attempt whose text nobody knows any more, but which the client has seen. Nothing says that
-    /// a part of them ends: its text would not be the one of the deltas.
+    /// Opens the items that the client has seen of an attempt whose text is lost. Their parts do not end, because the
+    /// events of their ends repeat the text.
     fn reopen_seen(&mut self, seen: SeenItems, parts: &mut Vec<FacePart>) {
         let Some(seq) = self.attempt.as_ref().map(|it| it.seq) else { return };
         let last = seen.kinds.len().saturating_sub(1);
@@ -1043,8 +1043,8 @@ impl ResponseFold {
         self.finish(status, reason, error, Some(time), parts);
     }
 
-    /// Adds the refusal to the message of the response: in the words of the service, or else of the model, or of the hook
-    /// that refused the turn.
+    /// Adds the refusal to the message of the response, or as a message of its own if there is none. Its text is the
+    /// explanation of the service, the text of the model, or the message of the hook that refused the turn.
     fn end_refused(
         &mut self,
         error: Option<&RunError>,
@@ -1458,7 +1458,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_text_that_nobody_knows_any_more_end_and_keep_their_indexes() {
+    fn items_of_lost_text_end_and_keep_their_indexes() {
         let attempts = [
             Run::started().thinks("Hm.").says("It ").says("is"),
             Run::started().says("It is"),
