@@ -15,6 +15,7 @@ mod agui;
 mod chat;
 mod histories;
 mod installed;
+mod kills;
 mod pages;
 mod responses;
 mod ui;

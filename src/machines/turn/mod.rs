@@ -113,6 +113,7 @@ pub use hook_chain::{ChangedParameters, HookChain, HookOutcome, changed_messages
 pub use initial_calls::InitialCallsStart;
 pub use output::OutputRules;
 pub use replay::Difference;
+pub use resume::HOST_STOPPED_REASON;
 pub use run_limits::LimitHit;
 pub use run_limits::{MAX_CALLS_KEY, MAX_TOKENS_KEY, RUN_TIMEOUT_KEY};
 pub use spec::{Budget, HookScope, ModelPlan, ModelPlans, RunRules, TurnSpec};

@@ -38,6 +38,10 @@ use callsheet_values::types::{
 };
 use callsheet_wire::response::{ParsedArguments, parse_arguments};
 
+/// The error of an attempt whose host, or one of the actors of whose run, ended.
+pub const HOST_STOPPED_REASON: &str =
+    "the attempt was interrupted by a stop or a fault of the host";
+
 /// The records of the turn's last attempt, and what else a resume depends on.
 struct RecordedTurn<'t, 'a> {
     attempt: &'t AttemptTranscript<'a>,
@@ -170,8 +174,7 @@ impl Turn {
 
     /// Records that the open attempt broke because its host, or one of the run's actors, ended.
     fn record_host_stopped(&mut self, attempt: u32, kept: bool) -> ProviderError {
-        let message = "the attempt was interrupted by a stop or a fault of the host";
-        let error = ProviderError::new(ProviderErrorKind::Transport, message);
+        let error = ProviderError::new(ProviderErrorKind::Transport, HOST_STOPPED_REASON);
         self.record(Record::AttemptFailed {
             turn: self.spec.number,
             attempt,

@@ -6,7 +6,11 @@
 //! told its client does not end another one.
 //!
 //! Numbers of events are positions ([`PartPosition`]). The parts of an event of text begin where its text begins, and say
-//! which item of the attempt they are about ([`AttemptItems`]), so that they are the same for any pieces of the text.
+//! which items the attempt has ([`AttemptItems`]), so that they are the same for any pieces of the text.
+//!
+//! An item of text ends when its attempt has: until then it is not certain that it counts. The index of an item follows
+//! from the records alone, so that it is the same for each client. After an attempt whose text a kill of the host has
+//! lost, indexes are left out, because no record says how many items clients have seen.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +22,9 @@ use super::super::stream::{FacePart, Fold};
 use super::ids::{ItemId, ResponseId};
 use super::object::{ResponseSettings, refusal_content, text_content};
 use callsheet_host::runtime::HostError;
+use callsheet_machines::turn::{
+    CONTENT_REFUSED, HOST_STOPPED_REASON, MAX_CALLS_KEY, refusal_message,
+};
 use callsheet_values::config::{ShowTools, UnprovenText};
 use callsheet_values::event::{ApprovalRequest, Event, EventId, PublishedEvent, VoidedText};
 use callsheet_values::record::ResponseEnding;
@@ -29,9 +36,30 @@ use callsheet_values::types::{
 /// The label of the agent's own tools, which the items call a server.
 pub(super) const SERVER_LABEL: &str = "callsheet";
 
-/// Number of parts of a position that each item of an attempt has, and the items whose parts tell their number.
-const ITEM_PARTS: u64 = 8;
-const NUMBERED_ITEMS: u64 = 7;
+/// The first part of a position of text. Those before it are of records.
+const TEXT_PARTS: u64 = 16;
+
+/// Number of parts of a position of text for each order of an attempt's items.
+const ORDER_PARTS: u64 = 8;
+
+/// The orders of an attempt's items. Order `k` has the parts from `TEXT_PARTS + k * ORDER_PARTS`.
+const ORDERS: [&[TextKind]; 4] = [
+    &[TextKind::Thinking],
+    &[TextKind::Text],
+    &[TextKind::Thinking, TextKind::Text],
+    &[TextKind::Text, TextKind::Thinking],
+];
+
+/// The parts of a position of text: the start of the item, a delta, the end of a part of the item, the start of another
+/// part, and the end of the items of an attempt that broke.
+const PART_ITEM: u64 = 0;
+const PART_DELTA: u64 = 2;
+const PART_DONE: u64 = 3;
+const PART_NEXT: u64 = 5;
+const PART_VOID: u64 = 6;
+
+/// Number of indexes of an attempt whose items are not known: it has one of each kind at most.
+const LOST_ITEMS: u64 = 2;
 
 /// The state of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +95,8 @@ pub(super) struct OpenResponse {
     pub(super) created_ms: u64,
     pub(super) ended_ms: Option<u64>,
     items: Vec<Item>,
+    /// The index of the next item.
+    next_index: u64,
 }
 
 impl OpenResponse {
@@ -80,6 +110,7 @@ impl OpenResponse {
             created_ms,
             ended_ms: None,
             items: Vec::new(),
+            next_index: 0,
         }
     }
 
@@ -92,29 +123,70 @@ impl OpenResponse {
 #[derive(Clone, Debug)]
 struct Item {
     value: Value,
+    index: u64,
     /// The text is of an attempt that broke.
     is_void: bool,
 }
 
-/// The items of an attempt: thinking and text in turn. Item `k` of a kind has the parts from `8 * (2k + kind)`.
+/// The items of an attempt: at most one for its thinking and one for its text. If the two alternate, each piece is a
+/// part of its item.
 #[derive(Clone, Debug)]
 struct AttemptItems {
     /// The record with which the attempt started.
     seq: Seq,
-    count: u64,
-    /// The first of them in the response.
-    first: usize,
-    open: Option<OpenText>,
+    /// The index of its first item.
+    first_index: u64,
+    /// In the order in which they began.
+    items: Vec<TextItem>,
+    /// The item that has an open part.
+    open: Option<usize>,
+    /// The item whose part ended last.
+    latest: Option<usize>,
     /// Text that is kept back until the response has ended.
     held: Vec<(TextKind, String)>,
 }
 
 #[derive(Clone, Debug)]
-struct OpenText {
+struct TextItem {
     kind: TextKind,
+    /// Its place in the response.
     item: usize,
     id: String,
+    /// The parts that have ended.
+    ended: Vec<String>,
+    /// The text of the open part.
     text: String,
+    /// The part that says that the model refused.
+    refusal: Option<Value>,
+}
+
+impl AttemptItems {
+    /// Returns the first of the parts that positions have for the items that there are.
+    fn first_part(&self) -> u64 {
+        let kinds = self.items.iter().map(|item| item.kind);
+        let order = ORDERS.iter().position(|order| kinds.clone().eq(order.iter().copied()));
+        TEXT_PARTS + ORDER_PARTS * order.unwrap_or_default() as u64
+    }
+
+    fn open_item(&mut self) -> Option<&mut TextItem> {
+        self.items.get_mut(self.open?)
+    }
+}
+
+/// The items of an attempt whose text is not whole.
+#[derive(Clone, Copy, Debug)]
+enum CutItems {
+    None,
+    /// The one that had text last.
+    Latest,
+    All,
+}
+
+/// The items of an attempt that a client has seen, and the position up to which it has.
+#[derive(Clone, Copy, Debug)]
+struct SeenItems {
+    upto: EventId,
+    kinds: &'static [TextKind],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +233,10 @@ pub(super) struct ResponseFold {
     at: EventId,
     part: u64,
     attempt: Option<AttemptItems>,
+    /// The response of the attempt was refused, and its text ends with the run.
+    is_refused: bool,
+    /// The limit of calls has ended the run.
+    is_out_of_calls: bool,
     calls: Vec<CertainCall>,
     asked: BTreeMap<CallKey, ApprovalRequest>,
     outcomes: BTreeMap<CallKey, ToolOutcome>,
@@ -176,16 +252,22 @@ impl Fold for ResponseFold {
                 self.model = self.options.settings.model(agent);
                 self.open(self.options.id.run, time, parts);
             }
-            Event::TurnStarted => self.start_attempt(id.seq),
+            Event::TurnStarted => {
+                self.place(id, 0);
+                self.end_items(CutItems::None, parts);
+                self.start_attempt(id.seq);
+            }
             Event::ThinkingReceived { text } => {
                 self.add_text(TextKind::Thinking, text, id, parts);
             }
             Event::TextReceived { text } => self.add_text(TextKind::Text, text, id, parts),
-            Event::AttemptStarted { voided, .. } => {
-                self.void_attempt(voided.as_deref(), id, parts);
+            Event::AttemptStarted { voided, reason, .. } => {
+                self.void_attempt(voided.as_deref(), reason, id, parts);
                 self.start_attempt(id.seq);
             }
-            Event::AttemptVoided { voided, .. } => self.void_attempt(voided.as_deref(), id, parts),
+            Event::AttemptVoided { voided, reason, .. } => {
+                self.void_attempt(voided.as_deref(), reason, id, parts);
+            }
             Event::ResponseEnded { response } => {
                 self.add_usage(response.usage);
                 self.end_text(response.ending, id, parts);
@@ -201,6 +283,9 @@ impl Fold for ResponseFold {
                 self.advance_calls(id, time, parts);
             }
             Event::TurnEnded { .. } => self.end_turn(id, parts),
+            Event::LimitReached { limit, action, .. } => {
+                self.is_out_of_calls |= limit == MAX_CALLS_KEY && action == "ended";
+            }
             Event::RunEnded { end, text: _, output, error, finish_reason, .. } => {
                 self.run_end = Some(id.seq);
                 self.end_turn(id, parts);
@@ -235,7 +320,6 @@ impl Fold for ResponseFold {
             | Event::ResponseDecoded { .. }
             | Event::AttemptEnded { .. }
             | Event::AttemptFellBack { .. }
-            | Event::LimitReached { .. }
             | Event::ContextCompacted { .. }
             | Event::OfChild { .. }
             | Event::HistoryRepaired { .. }
@@ -270,7 +354,8 @@ impl Fold for ResponseFold {
         }
         let code = error.api_code().to_owned();
         let error = RunError { code, message: error.to_string(), transient: error.is_transient() };
-        self.close_text("incomplete", parts);
+        self.close_part(parts);
+        self.end_items(CutItems::Latest, parts);
         self.finish(ResponseStatus::Failed, None, Some(&error), None, parts);
         true
     }
@@ -287,6 +372,8 @@ impl ResponseFold {
             at: EventId::default(),
             part: 0,
             attempt: None,
+            is_refused: false,
+            is_out_of_calls: false,
             calls: Vec::new(),
             asked: BTreeMap::new(),
             outcomes: BTreeMap::new(),
@@ -406,8 +493,11 @@ impl ResponseFold {
     }
 
     fn start_attempt(&mut self, seq: Seq) {
-        let first = self.response.as_ref().map_or(0, |response| response.items.len());
-        self.attempt = Some(AttemptItems { seq, count: 0, first, open: None, held: Vec::new() });
+        let first_index = self.response.as_ref().map_or(0, |response| response.next_index);
+        let (items, held) = (Vec::new(), Vec::new());
+        self.is_refused = false;
+        self.attempt =
+            Some(AttemptItems { seq, first_index, items, open: None, latest: None, held });
         self.calls.clear();
     }
 
@@ -441,15 +531,14 @@ impl ResponseFold {
     /// Shows the text that ends at `id`.
     fn show_text(&mut self, kind: TextKind, text: &str, id: EventId, parts: &mut Vec<FacePart>) {
         let begins = EventId { bytes: id.bytes.saturating_sub(text.len() as u64), ..id };
-        let is_open =
-            self.attempt.as_ref().and_then(|it| it.open.as_ref()).map(|it| it.kind) == Some(kind);
-        if !is_open {
+        let open = self.attempt.as_mut().and_then(AttemptItems::open_item);
+        if open.map(|it| it.kind) != Some(kind) {
             self.place(begins, 0);
-            self.close_text("completed", parts);
-            self.open_text(kind, parts);
+            self.place_text(begins, PART_DONE);
+            self.close_part(parts);
+            self.open_part(kind, parts);
         }
-        let part = self.item_part(kind, self.attempt.as_ref().map_or(0, |it| it.count - 1));
-        self.place(id, part + 2);
+        self.place_text(id, PART_DELTA);
         self.add_delta(text, unseen(text, begins, id, self.after()), parts);
     }
 
@@ -458,161 +547,260 @@ impl ResponseFold {
         self.options.after.map(|after| after.event(self.options.id.run))
     }
 
-    fn item_part(&self, kind: TextKind, number: u64) -> u64 {
-        ITEM_PARTS * (2 * number.min(NUMBERED_ITEMS - 1) + u64::from(kind == TextKind::Text))
-    }
-
-    fn open_text(&mut self, kind: TextKind, parts: &mut Vec<FacePart>) {
-        let Some((seq, number)) = self.attempt.as_ref().map(|it| (it.seq, it.count)) else {
-            return;
-        };
-        let (at, part) = (self.at, self.item_part(kind, number));
-        self.place(at, part);
-        let of = format!("{seq}-{number}");
-        let (value, added, content) = match kind {
-            TextKind::Thinking => (
-                json!({"type": "reasoning", "id": self.id("rs", &of), "summary": []}),
-                "response.reasoning_summary_part.added",
-                json!({"summary_index": 0, "part": {"type": "summary_text", "text": ""}}),
-            ),
-            TextKind::Text => (
-                message(&self.id("msg", &of), "in_progress", None),
-                "response.content_part.added",
-                json!({"content_index": 0, "part": text_content("")}),
-            ),
-        };
-        let id = value["id"].as_str().unwrap_or_default().to_owned();
-        let item = self.add_item(value, parts);
-        self.emit_of(item, added, content, parts);
-        if let Some(attempt) = &mut self.attempt {
-            attempt.count += 1;
-            attempt.open = Some(OpenText { kind, item, id, text: String::new() });
+    /// Moves to the place of text, and there at least to this part of the attempt's items, if there are any.
+    fn place_text(&mut self, id: EventId, part: u64) {
+        if let Some(attempt) = self.attempt.as_ref().filter(|it| !it.items.is_empty()) {
+            let first = attempt.first_part();
+            self.place(id, first + part);
         }
     }
 
-    /// Adds text to the open item. The client has seen all but `unseen` of it.
+    /// Begins a part of the attempt's item of this kind, and the item if there is none.
+    fn open_part(&mut self, kind: TextKind, parts: &mut Vec<FacePart>) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let at = self.at;
+        if let Some(found) = attempt.items.iter().position(|item| item.kind == kind) {
+            attempt.open = Some(found);
+            self.place_text(at, PART_NEXT);
+        } else {
+            let (seq, number) = (attempt.seq, attempt.items.len());
+            let of = format!("{seq}-{number}");
+            let value = match kind {
+                TextKind::Thinking => {
+                    json!({"type": "reasoning", "id": self.id("rs", &of), "summary": []})
+                }
+                TextKind::Text => message(&self.id("msg", &of), "in_progress", None),
+            };
+            let id = value["id"].as_str().unwrap_or_default().to_owned();
+            let item = self.push_item(value);
+            if let Some(attempt) = &mut self.attempt {
+                let (ended, text) = (Vec::new(), String::new());
+                attempt.items.push(TextItem { kind, item, id, ended, text, refusal: None });
+                attempt.open = Some(number);
+            }
+            self.place_text(at, PART_ITEM);
+            self.begin_item(item, parts);
+        }
+        let Some(TextItem { item, ended, .. }) =
+            self.attempt.as_mut().and_then(AttemptItems::open_item)
+        else {
+            return;
+        };
+        let (item, number) = (*item, ended.len());
+        let (added, data) = match kind {
+            TextKind::Thinking => (
+                "response.reasoning_summary_part.added",
+                json!({"summary_index": number, "part": {"type": "summary_text", "text": ""}}),
+            ),
+            TextKind::Text => (
+                "response.content_part.added",
+                json!({"content_index": number, "part": text_content("")}),
+            ),
+        };
+        self.emit_of(item, added, data, parts);
+    }
+
+    /// Adds text to the open part. The client has seen all but `unseen` of it.
     fn add_delta(&mut self, text: &str, unseen: &str, parts: &mut Vec<FacePart>) {
-        let Some(open) = self.attempt.as_mut().and_then(|it| it.open.as_mut()) else { return };
+        let Some(open) = self.attempt.as_mut().and_then(AttemptItems::open_item) else { return };
         open.text.push_str(text);
-        let item = open.item;
-        let name = match open.kind {
-            TextKind::Thinking => "response.reasoning_summary_text.delta",
-            TextKind::Text => "response.output_text.delta",
+        let (item, part) = (open.item, open.ended.len());
+        let (name, rest) = match open.kind {
+            TextKind::Thinking => {
+                ("response.reasoning_summary_text.delta", format!(r#""summary_index":{part}"#))
+            }
+            TextKind::Text => {
+                ("response.output_text.delta", format!(r#""content_index":{part},"logprobs":[]"#))
+            }
         };
-        let rest = match open.kind {
-            TextKind::Thinking => r#""summary_index":0"#,
-            TextKind::Text => r#""content_index":0,"logprobs":[]"#,
-        };
-        let id = open.id.clone();
+        let (id, index) = (open.id.clone(), self.index_of(item));
         // Formatted by hand: most events of a stream are these. An id has no characters that JSON escapes.
         self.emit_text(name, parts, |number| {
             let delta = serde_json::to_string(unseen).unwrap_or_default();
             format!(
-                r#"{{"type":"{name}","sequence_number":{number},"item_id":"{id}","output_index":{item},{rest},"delta":{delta}}}"#
+                r#"{{"type":"{name}","sequence_number":{number},"item_id":"{id}","output_index":{index},{rest},"delta":{delta}}}"#
             )
         });
     }
 
-    fn close_text(&mut self, status: &'static str, parts: &mut Vec<FacePart>) {
-        let Some(OpenText { kind, item, id: _, text }) =
-            self.attempt.as_mut().and_then(|attempt| attempt.open.take())
-        else {
-            return;
-        };
+    /// Ends the open part. Its item goes on until the attempt has ended.
+    fn close_part(&mut self, parts: &mut Vec<FacePart>) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let Some(TextItem { kind, item, ended, text, .. }) = attempt.open_item() else { return };
+        let (kind, item, number) = (*kind, *item, ended.len());
+        let text = std::mem::take(text);
+        ended.push(text.clone());
+        attempt.latest = attempt.open.take();
         match kind {
             TextKind::Thinking => {
-                let part = json!({"type": "summary_text", "text": text});
-                let done = json!({"summary_index": 0, "text": text});
+                let done = json!({"summary_index": number, "text": text});
                 self.emit_of(item, "response.reasoning_summary_text.done", done, parts);
-                let done = json!({"summary_index": 0, "part": part});
+                let done = json!({"summary_index": number, "part": summary(&text)});
                 self.emit_of(item, "response.reasoning_summary_part.done", done, parts);
-                self.set(item, "summary", json!([part]));
             }
             TextKind::Text => {
-                let done = json!({"content_index": 0, "text": text, "logprobs": []});
+                let done = json!({"content_index": number, "text": text, "logprobs": []});
                 self.emit_of(item, "response.output_text.done", done, parts);
-                let part = text_content(&text);
-                let done = json!({"content_index": 0, "part": part});
+                let done = json!({"content_index": number, "part": text_content(&text)});
                 self.emit_of(item, "response.content_part.done", done, parts);
-                self.set(item, "content", json!([part]));
-                self.set(item, "status", status.into());
             }
         }
-        self.end_item(item, parts);
+    }
+
+    /// Ends the items of the attempt, which has ended. `cut` are those whose text is not whole.
+    fn end_items(&mut self, cut: CutItems, parts: &mut Vec<FacePart>) {
+        let Some(attempt) = self.attempt.take() else { return };
+        for (number, item) in attempt.items.into_iter().enumerate() {
+            let is_cut = match cut {
+                CutItems::None => false,
+                CutItems::Latest => attempt.latest == Some(number),
+                CutItems::All => true,
+            };
+            match item.kind {
+                TextKind::Thinking => {
+                    let summary = item.ended.iter().map(|text| summary(text)).collect();
+                    self.set(item.item, "summary", summary);
+                    if is_cut {
+                        self.set(item.item, "status", "incomplete".into());
+                    }
+                }
+                TextKind::Text => {
+                    let content = item.ended.iter().map(|text| text_content(text));
+                    let content = content.chain(item.refusal).collect();
+                    let status = if is_cut { "incomplete" } else { "completed" };
+                    self.set(item.item, "content", content);
+                    self.set(item.item, "status", status.into());
+                }
+            }
+            self.end_item(item.item, parts);
+        }
     }
 
     /// Ends the text of a response.
     fn end_text(&mut self, ending: ResponseEnding, id: EventId, parts: &mut Vec<FacePart>) {
         self.place(id, 0);
-        let status = match ending {
-            ResponseEnding::Complete | ResponseEnding::Refused | ResponseEnding::TooManyCalls => {
-                "completed"
-            }
-            ResponseEnding::Length | ResponseEnding::BrokenKept | ResponseEnding::Cancelled => {
-                "incomplete"
-            }
-        };
         let held = self.attempt.as_mut().map(|it| std::mem::take(&mut it.held));
         for (kind, text) in held.unwrap_or_default() {
-            self.close_text("completed", parts);
-            self.open_text(kind, parts);
+            self.close_part(parts);
+            self.open_part(kind, parts);
             self.add_delta(&text, &text, parts);
         }
-        self.close_text(status, parts);
+        self.close_part(parts);
+        match ending {
+            // What is kept of a response that broke counts.
+            ResponseEnding::Complete
+            | ResponseEnding::TooManyCalls
+            | ResponseEnding::BrokenKept => {
+                self.end_items(CutItems::None, parts);
+            }
+            ResponseEnding::Refused => self.is_refused = true,
+            ResponseEnding::Length | ResponseEnding::Cancelled => {
+                self.end_items(CutItems::Latest, parts);
+            }
+        }
     }
 
     /// Ends the items of an attempt that broke. A replay does not have their text, and shows what it knows of it.
     fn void_attempt(
         &mut self,
         voided: Option<&VoidedText>,
+        reason: &str,
         id: EventId,
         parts: &mut Vec<FacePart>,
     ) {
-        if self.attempt.as_ref().is_some_and(|it| it.count == 0)
-            && self.options.unproven_text == UnprovenText::Show
-        {
-            match voided {
-                Some(voided) => self.show_voided(voided, parts),
-                None => self.reopen_seen(id, parts),
-            }
-        }
-        self.place(id, 0);
-        self.close_text("incomplete", parts);
-        let Some(attempt) = self.attempt.take() else { return };
-        if let Some(response) = &mut self.response {
-            response.items.iter_mut().skip(attempt.first).for_each(|item| item.is_void = true);
-        }
-    }
-
-    fn show_voided(&mut self, voided: &VoidedText, parts: &mut Vec<FacePart>) {
-        let Some(seq) = self.attempt.as_ref().map(|attempt| attempt.seq) else { return };
-        let mut bytes = 0;
-        for (kind, text) in [(TextKind::Thinking, &voided.thinking), (TextKind::Text, &voided.text)]
-        {
-            bytes += text.len() as u64;
-            if !text.is_empty() && !self.is_hidden(kind) {
-                self.show_text(kind, text, EventId { seq, bytes }, parts);
-            }
-        }
-    }
-
-    /// Opens the items of an attempt whose text nobody knows any more, but which the client has seen.
-    fn reopen_seen(&mut self, upto: EventId, parts: &mut Vec<FacePart>) {
-        let (Some(after), Some(seq)) = (self.options.after, self.attempt.as_ref().map(|it| it.seq))
+        let is_shown = self.options.unproven_text == UnprovenText::Show;
+        let seen = self.seen_items(id);
+        let Some((count, first_index)) =
+            self.attempt.as_ref().map(|it| (it.items.len(), it.first_index))
         else {
             return;
         };
-        let event = after.event(self.options.id.run);
-        if event.seq < seq || event.seq >= upto.seq {
-            return;
+        if is_shown && count == 0 {
+            match (voided, seen) {
+                (Some(voided), None) => self.show_voided(voided, None, parts),
+                // The client has seen more than the record has.
+                (Some(voided), Some(seen)) if voided.omitted_bytes == 0 => {
+                    self.show_voided(voided, Some(seen), parts);
+                }
+                (Some(_) | None, Some(seen)) => self.reopen_seen(seen, parts),
+                (None, None) => {}
+            }
         }
-        let code = after.part() / ITEM_PARTS;
-        let (last, is_text) = (code / 2, code % 2 == 1);
-        self.place(EventId { seq, bytes: 0 }, 0);
-        for number in 0..=last {
-            let is_text = is_text == ((last - number) % 2 == 0);
-            self.close_text("completed", parts);
-            self.open_text(if is_text { TextKind::Text } else { TextKind::Thinking }, parts);
+        let at = seen.map_or(self.at, |seen| seen.upto.max(self.at));
+        self.place_text(at, PART_DONE);
+        self.close_part(parts);
+        self.place_text(at, PART_VOID);
+        let reserved = match voided {
+            Some(voided) => self.voided_kinds(voided, seen).count() as u64,
+            None if reason == HOST_STOPPED_REASON => LOST_ITEMS,
+            None => 0,
+        };
+        let items = self.attempt.as_ref().map(|it| it.items.iter().map(|item| item.item));
+        let items: Vec<usize> = items.into_iter().flatten().collect();
+        self.end_items(CutItems::All, parts);
+        let Some(response) = &mut self.response else { return };
+        for item in items {
+            response.items.get_mut(item).into_iter().for_each(|item| item.is_void = true);
+        }
+        if is_shown {
+            response.next_index = response.next_index.max(first_index + reserved);
+        }
+    }
+
+    /// Returns the kinds of a void text in the order of their items.
+    fn voided_kinds(
+        &self,
+        voided: &VoidedText,
+        seen: Option<SeenItems>,
+    ) -> impl Iterator<Item = TextKind> {
+        let kinds = match seen.and_then(|seen| seen.kinds.first()) {
+            Some(TextKind::Text) => [TextKind::Text, TextKind::Thinking],
+            Some(TextKind::Thinking) | None => [TextKind::Thinking, TextKind::Text],
+        };
+        kinds
+            .into_iter()
+            .filter(|kind| !voided_text(voided, *kind).is_empty() && !self.is_hidden(*kind))
+    }
+
+    fn show_voided(
+        &mut self,
+        voided: &VoidedText,
+        seen: Option<SeenItems>,
+        parts: &mut Vec<FacePart>,
+    ) {
+        let Some(started) = self.attempt.as_ref().map(|attempt| attempt.seq) else { return };
+        let (seq, mut bytes) = (seen.map_or(started, |seen| seen.upto.seq), 0);
+        let kinds: Vec<TextKind> = self.voided_kinds(voided, seen).collect();
+        for kind in kinds {
+            let text = voided_text(voided, kind);
+            bytes += text.len() as u64;
+            self.show_text(kind, text, EventId { seq, bytes }, parts);
+        }
+    }
+
+    /// Returns the items of the attempt that the client has seen. `None` if its position is before or after the attempt.
+    fn seen_items(&self, next: EventId) -> Option<SeenItems> {
+        let (upto, attempt) = (self.after()?, self.attempt.as_ref()?);
+        if upto.seq < attempt.seq || upto.seq >= next.seq {
+            return None;
+        }
+        let part = self.options.after?.part().checked_sub(TEXT_PARTS)?;
+        let kinds = ORDERS.get(usize::try_from(part / ORDER_PARTS).ok()?)?;
+        Some(SeenItems { upto, kinds })
+    }
+
+    /// Opens the items that the client has seen of an attempt whose text is lost. Their parts do not end, because the
+    /// events of their ends repeat the text.
+    fn reopen_seen(&mut self, seen: SeenItems, parts: &mut Vec<FacePart>) {
+        let Some(seq) = self.attempt.as_ref().map(|it| it.seq) else { return };
+        let last = seen.kinds.len().saturating_sub(1);
+        for (number, kind) in seen.kinds.iter().enumerate() {
+            let at = if number < last { EventId { seq, bytes: 0 } } else { seen.upto };
+            self.place(at, 0);
+            self.open_part(*kind, parts);
+            if let Some(attempt) = &mut self.attempt {
+                attempt.open = None;
+            }
         }
     }
 
@@ -713,7 +901,7 @@ impl ResponseFold {
             "id": self.id("mcp", &call.key.to_string()),
             "server_label": SERVER_LABEL,
             "name": call.name,
-            "arguments": arguments,
+            "arguments": "",
             "approval_request_id": asked.map(|request| self.approval_id(request)),
             "output": null,
             "error": null,
@@ -721,8 +909,11 @@ impl ResponseFold {
         });
         let item = self.add_item(value, parts);
         self.emit_of(item, "response.mcp_call.in_progress", json!({}), parts);
+        let delta = json!({"delta": arguments});
+        self.emit_of(item, "response.mcp_call_arguments.delta", delta, parts);
         let done = json!({"arguments": arguments});
         self.emit_of(item, "response.mcp_call_arguments.done", done, parts);
+        self.set(item, "arguments", arguments.into());
         let content = &*outcome.content;
         let (field, value, status, name) = match outcome.status {
             ToolStatus::Ok => {
@@ -824,15 +1015,24 @@ impl ResponseFold {
         time: u64,
         parts: &mut Vec<FacePart>,
     ) {
-        self.close_text("incomplete", parts);
+        if end == RunEnd::Interrupted {
+            // The run goes on when its host does.
+            self.run_end = None;
+            return;
+        }
+        if end == RunEnd::Refused {
+            self.end_refused(error, finish, parts);
+        }
+        self.close_part(parts);
+        let cut = if self.is_refused { CutItems::None } else { CutItems::Latest };
+        self.end_items(cut, parts);
         let is_cut = finish.is_some_and(|finish| finish.kind == FinishKind::Length);
         let (status, reason) = match end {
             RunEnd::Answered if is_cut => (ResponseStatus::Incomplete, Some("max_output_tokens")),
             RunEnd::Answered => (ResponseStatus::Completed, None),
-            RunEnd::Refused => {
-                let message = error.map_or("the model refused to answer", |it| &it.message);
-                self.add_message(refusal_content(message), parts);
-                (ResponseStatus::Completed, None)
+            RunEnd::Refused => (ResponseStatus::Completed, None),
+            RunEnd::Budget if self.is_out_of_calls => {
+                (ResponseStatus::Incomplete, Some("max_tool_calls"))
             }
             RunEnd::MaxTurns | RunEnd::Budget => {
                 (ResponseStatus::Incomplete, Some("max_output_tokens"))
@@ -842,13 +1042,41 @@ impl ResponseFold {
             RunEnd::Failed | RunEnd::AllToolsFailed | RunEnd::LoopDetected => {
                 (ResponseStatus::Failed, None)
             }
-            // The run goes on when its host does.
-            RunEnd::Interrupted => {
-                self.run_end = None;
-                return;
-            }
+            RunEnd::Interrupted => return,
         };
         self.finish(status, reason, error, Some(time), parts);
+    }
+
+    /// Adds the refusal to the message of the response, or as a message of its own if there is none. Its text is the
+    /// explanation of the service, the text of the model, or the message of the hook that refused the turn.
+    fn end_refused(
+        &mut self,
+        error: Option<&RunError>,
+        finish: Option<&FinishReason>,
+        parts: &mut Vec<FacePart>,
+    ) {
+        let items = self.attempt.as_ref().map(|it| it.items.as_slice()).unwrap_or_default();
+        let message = items.iter().find(|item| item.kind == TextKind::Text);
+        let text = message.map(|message| message.ended.concat()).unwrap_or_default();
+        let message = message.map(|message| (message.item, message.ended.len()));
+        let details = finish.and_then(|finish| finish.refusal.as_deref());
+        let explanation = details.and_then(|details| details.explanation.clone());
+        let refusal = match error.filter(|error| error.code != CONTENT_REFUSED) {
+            Some(error) => error.message.clone(),
+            None => explanation
+                .or_else(|| Some(text.clone()).filter(|text| !text.trim().is_empty()))
+                .unwrap_or_else(|| refusal_message(details)),
+        };
+        let content = refusal_content(&refusal);
+        let Some((item, number)) = message else {
+            self.end_items(CutItems::None, parts);
+            self.add_message(content, parts);
+            return;
+        };
+        self.add_content(item, number, &content, refusal != text, parts);
+        let items = self.attempt.iter_mut().flat_map(|attempt| &mut attempt.items);
+        items.filter(|it| it.item == item).for_each(|it| it.refusal = Some(content.clone()));
+        self.end_items(CutItems::None, parts);
     }
 
     fn finish(
@@ -892,40 +1120,73 @@ impl ResponseFold {
     }
 
     fn add_message(&mut self, content: Value, parts: &mut Vec<FacePart>) {
-        let number = self.response.as_ref().map_or(0, |response| response.items.len());
+        let number = self.response.as_ref().map_or(0, |response| response.next_index);
         let id = self.id("msg", &format!("{}-m{number}", self.at.seq));
         let item = self.add_item(message(&id, "in_progress", None), parts);
-        let is_refusal = content["type"] == "refusal";
-        let (mut empty, field) = (content.clone(), if is_refusal { "refusal" } else { "text" });
-        let text = std::mem::replace(&mut empty[field], "".into());
-        let added = json!({"content_index": 0, "part": empty});
-        self.emit_of(item, "response.content_part.added", added, parts);
-        let (delta, done) = match is_refusal {
-            true => ("response.refusal.delta", "response.refusal.done"),
-            false => ("response.output_text.delta", "response.output_text.done"),
-        };
-        let mut data = json!({"content_index": 0, "delta": text});
-        let mut end = json!({"content_index": 0, field: text});
-        if !is_refusal {
-            data["logprobs"] = json!([]);
-            end["logprobs"] = json!([]);
-        }
-        self.emit_of(item, delta, data, parts);
-        self.emit_of(item, done, end, parts);
-        let part = json!({"content_index": 0, "part": content});
-        self.emit_of(item, "response.content_part.done", part, parts);
+        self.add_content(item, 0, &content, true, parts);
         self.set(item, "content", json!([content]));
         self.set(item, "status", "completed".into());
         self.end_item(item, parts);
     }
 
+    /// Adds a part of a message as a whole. `is_new` is false if the client has its text from another part.
+    fn add_content(
+        &mut self,
+        item: usize,
+        number: usize,
+        content: &Value,
+        is_new: bool,
+        parts: &mut Vec<FacePart>,
+    ) {
+        let is_refusal = content["type"] == "refusal";
+        let (mut empty, field) = (content.clone(), if is_refusal { "refusal" } else { "text" });
+        let text = std::mem::replace(&mut empty[field], "".into());
+        let added = json!({"content_index": number, "part": empty});
+        self.emit_of(item, "response.content_part.added", added, parts);
+        let (delta, done) = match is_refusal {
+            true => ("response.refusal.delta", "response.refusal.done"),
+            false => ("response.output_text.delta", "response.output_text.done"),
+        };
+        let mut data = json!({"content_index": number, "delta": text});
+        let mut end = json!({"content_index": number, field: text});
+        if !is_refusal {
+            data["logprobs"] = json!([]);
+            end["logprobs"] = json!([]);
+        }
+        if is_new {
+            self.emit_of(item, delta, data, parts);
+        }
+        self.emit_of(item, done, end, parts);
+        let part = json!({"content_index": number, "part": content});
+        self.emit_of(item, "response.content_part.done", part, parts);
+    }
+
     fn add_item(&mut self, value: Value, parts: &mut Vec<FacePart>) -> usize {
+        let item = self.push_item(value);
+        self.begin_item(item, parts);
+        item
+    }
+
+    /// Adds an item without its event. Returns its place in the response.
+    fn push_item(&mut self, value: Value) -> usize {
         let Some(response) = &mut self.response else { return 0 };
-        let index = response.items.len();
-        response.items.push(Item { value: value.clone(), is_void: false });
-        let data = json!({"output_index": index, "item": value});
+        response.items.push(Item { value, index: response.next_index, is_void: false });
+        response.next_index += 1;
+        response.items.len() - 1
+    }
+
+    fn item(&self, item: usize) -> Option<&Item> {
+        self.response.as_ref()?.items.get(item)
+    }
+
+    fn index_of(&self, item: usize) -> u64 {
+        self.item(item).map_or(0, |item| item.index)
+    }
+
+    fn begin_item(&mut self, item: usize, parts: &mut Vec<FacePart>) {
+        let value = self.item(item).map(|item| item.value.clone());
+        let data = json!({"output_index": self.index_of(item), "item": value});
         self.emit("response.output_item.added", data, parts);
-        index
     }
 
     fn set(&mut self, item: usize, field: &str, value: Value) {
@@ -935,8 +1196,8 @@ impl ResponseFold {
     }
 
     fn end_item(&mut self, item: usize, parts: &mut Vec<FacePart>) {
-        let value = self.response.as_ref().and_then(|it| it.items.get(item));
-        let data = json!({"output_index": item, "item": value.map(|item| item.value.clone())});
+        let value = self.item(item).map(|item| item.value.clone());
+        let data = json!({"output_index": self.index_of(item), "item": value});
         self.emit("response.output_item.done", data, parts);
     }
 
@@ -948,9 +1209,8 @@ impl ResponseFold {
         mut data: Value,
         parts: &mut Vec<FacePart>,
     ) {
-        let id = self.response.as_ref().and_then(|it| it.items.get(item));
-        data["item_id"] = id.map(|item| item.value["id"].clone()).unwrap_or_default();
-        data["output_index"] = item.into();
+        data["item_id"] = self.item(item).map(|it| it.value["id"].clone()).unwrap_or_default();
+        data["output_index"] = self.index_of(item).into();
         self.emit(name, data, parts);
     }
 
@@ -975,6 +1235,17 @@ pub(super) enum Wait<'a> {
     Approval(&'a ApprovalRequest, String),
     /// The result of a call that the client runs, by its id.
     Client(String),
+}
+
+fn summary(text: &str) -> Value {
+    json!({"type": "summary_text", "text": text})
+}
+
+fn voided_text(voided: &VoidedText, kind: TextKind) -> &str {
+    match kind {
+        TextKind::Thinking => &voided.thinking,
+        TextKind::Text => &voided.text,
+    }
 }
 
 fn message(id: &str, status: &str, content: Option<Value>) -> Value {
@@ -1053,11 +1324,20 @@ mod tests {
         }
 
         fn breaks(self, voided: Option<VoidedText>) -> Self {
+            self.retries("broke", voided)
+        }
+
+        /// The host was killed.
+        fn loses_its_host(self) -> Self {
+            self.retries(HOST_STOPPED_REASON, None)
+        }
+
+        fn retries(self, reason: &str, voided: Option<VoidedText>) -> Self {
             self.record(Event::AttemptStarted {
                 attempt: 2,
                 model: "m".to_owned(),
                 streamed: true,
-                reason: "broke".to_owned(),
+                reason: reason.to_owned(),
                 wait: std::time::Duration::ZERO,
                 voided: voided.map(Arc::new),
             })
@@ -1163,27 +1443,86 @@ mod tests {
         texts
     }
 
+    /// Returns index, id and status of the items that have ended.
+    fn ended(parts: &[Value]) -> Vec<(u64, String, Value)> {
+        let ended = parts.iter().filter(|it| it["type"] == "response.output_item.done");
+        let item = |it: &Value| {
+            let id = it["item"]["id"].as_str().unwrap().to_owned();
+            (it["output_index"].as_u64().unwrap(), id, it["item"]["status"].clone())
+        };
+        ended.map(item).collect()
+    }
+
+    fn added(parts: &[Value]) -> Vec<(u64, String)> {
+        let added = parts.iter().filter(|it| it["type"] == "response.output_item.added");
+        let item = |it: &Value| {
+            (it["output_index"].as_u64().unwrap(), it["item"]["id"].as_str().unwrap().to_owned())
+        };
+        added.map(item).collect()
+    }
+
     #[test]
-    fn items_of_text_that_nobody_knows_any_more_keep_their_numbers() {
-        let live = Run::started().thinks("Hm.").says("It ").says("is");
-        let (_, seen) = live.fold(RUN, None);
-        let after = position(seen.last().unwrap());
-        let replay = Run::started().breaks(None).says("Done.").calls(&[]);
-        let (_, rest) = replay.fold(RUN, after);
-        let done: Vec<_> =
-            rest.iter().filter(|it| it["type"] == "response.output_item.done").collect();
-        let places: Vec<_> = done
-            .iter()
-            .map(|it| (it["output_index"].clone(), it["item"]["status"].clone()))
-            .collect();
-        assert_eq!(places, [(1.into(), "incomplete".into()), (2.into(), "completed".into())]);
-        let added = seen.iter().find(|it| it["item"]["type"] == "message").unwrap();
-        assert_eq!(done[0]["item"]["id"], added["item"]["id"]);
-        // A live watcher and a replay that knows the text agree.
+    fn items_of_lost_text_end_and_keep_their_indexes() {
+        let attempts = [
+            Run::started().thinks("Hm.").says("It ").says("is"),
+            Run::started().says("It is"),
+            Run::started().thinks("Hm.").thinks("Hm."),
+            Run::started().says("It ").thinks("Hm.").says("is").thinks("so."),
+        ];
+        for attempt in attempts {
+            let (_, before) = attempt.fold(RUN, None);
+            // Two kills: nothing came between them.
+            let run = Run::started()
+                .loses_its_host()
+                .loses_its_host()
+                .thinks("Oh.")
+                .says("Done.")
+                .calls(&[]);
+            for at in 0..before.len() {
+                let seen: Vec<Value> = before.iter().take(at + 1).cloned().collect();
+                let (_, rest) = run.fold(RUN, position(seen.last().unwrap()));
+                let both: Vec<Value> = seen.iter().chain(&rest).cloned().collect();
+                for again in at..both.len() {
+                    let (_, rest) = run.fold(RUN, position(&both[again]));
+                    let all: Vec<Value> =
+                        both.iter().take(again + 1).chain(&rest).cloned().collect();
+                    let what = format!("{} {}", both[at], both[again]);
+                    let (added, ended) = (added(&all), ended(&all));
+                    let names: Vec<_> =
+                        ended.iter().map(|(index, id, _)| (*index, id.clone())).collect();
+                    assert_eq!(added, names, "{what}");
+                    let lost = ended.iter().filter(|(.., status)| *status == "incomplete").count();
+                    assert_eq!(lost + 2, ended.len(), "{what}");
+                    assert_eq!(added.iter().map(|it| it.0).skip(lost).collect::<Vec<_>>(), [4, 5]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_replay_that_knows_the_text_of_a_broken_attempt_shows_what_a_watcher_saw() {
         let voided = VoidedText::of_attempt(["It is", ""], "Hm.");
-        let whole = Run::started().thinks("Hm.").says("It is").breaks(voided.clone());
-        let known = Run::started().breaks(voided);
-        assert_eq!(whole.fold(RUN, None).1, known.fold(RUN, None).1);
+        let runs = [
+            (Run::started().thinks("Hm.").says("It is"), voided.clone()),
+            (Run::started().says("It is").thinks("Hm."), voided),
+            (Run::started().says("It "), VoidedText::of_attempt(["It ", ""], "")),
+        ];
+        for (run, voided) in runs {
+            let rest = |run: Run| run.says("Done.").calls(&[]);
+            let (_, seen) = rest(run.breaks(voided.clone())).fold(RUN, None);
+            let replay = rest(Run::started().breaks(voided));
+            for at in 2..seen.len() {
+                let (_, rest) = replay.fold(RUN, position(&seen[at]));
+                let both: Vec<Value> = seen.iter().take(at + 1).chain(&rest).cloned().collect();
+                assert_eq!(
+                    (ended(&both), added(&both)),
+                    (ended(&seen), added(&seen)),
+                    "{}",
+                    seen[at]
+                );
+                assert_eq!(folded(&both), folded(&seen), "{}", seen[at]);
+            }
+        }
     }
 
     #[test]
