@@ -210,10 +210,11 @@ pub(super) async fn opening_items(session: &SessionHandle) -> Result<Vec<Value>,
                 Some(url) => json!({"type": "input_image", "image_url": url, "detail": "auto"}),
                 None => of_text(&part["text"]),
             };
-            match &message["content"] {
-                Value::Array(parts) => parts.iter().map(part).collect(),
-                Value::Null => Vec::new(),
-                text => vec![of_text(text)],
+            let content = &message["content"];
+            match content.as_array() {
+                Some(parts) => parts.iter().map(part).collect(),
+                None if content.is_null() => Vec::new(),
+                None => vec![of_text(content)],
             }
         };
         if role == "tool" {

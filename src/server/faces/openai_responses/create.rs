@@ -526,12 +526,12 @@ async fn start(
         ignored.push(MAX_OUTPUT);
         started = session.start_run(run(lower)).await;
     }
-    started.map_err(|error| match error {
-        HostError::RunInProgress => in_progress(),
-        error => {
-            let tools = request.overrides.client_tools.as_deref();
-            OpenAiError::of_start(error, tools, &PARAMETER_NAMES)
+    started.map_err(|error| {
+        if error == HostError::RunInProgress {
+            return in_progress();
         }
+        let tools = request.overrides.client_tools.as_deref();
+        OpenAiError::of_start(error, tools, &PARAMETER_NAMES)
     })
 }
 
