@@ -69,6 +69,19 @@ impl<T: DeserializeOwned> ChatRequest<T> {
     }
 }
 
+/// Runs a future to its end, also if this one is dropped, because the client has closed its connection: else a session
+/// could stay that was opened for a run which never starts.
+///
+/// # Errors
+/// If the future has an error or panics.
+pub(super) async fn to_its_end(
+    future: impl Future<Output = Result<Response, ChatError>> + Send + 'static,
+) -> Result<Response, ChatError> {
+    #[expect(clippy::disallowed_methods, reason = "the task ends when the run has started")]
+    let task = tokio::spawn(future);
+    task.await.map_err(|_| HostError::ShuttingDown)?
+}
+
 /// Checks that there is such an agent, and that the caller may reach it.
 pub(super) fn check_agent(state: &ApiState, caller: &Caller, agent: &str) -> Result<(), ChatError> {
     caller.check_agent(agent)?;
