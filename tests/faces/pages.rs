@@ -256,3 +256,35 @@ async fn only_a_token_that_may_approve_approves() {
     assert_eq!(send("/v1/agui/default", input).await.error(), (403, "forbidden_scope".to_owned()));
     assert_eq!(starts(&directory, "b"), 0);
 }
+
+#[tokio::test]
+async fn a_request_whose_connection_closes_at_once_leaves_a_run_or_nothing() {
+    let answer = json!({"text": ["Done."], "repeat": true});
+    let (_directory, served) = served(json!({"responses": [answer]})).await;
+    for (path, body) in requests() {
+        for number in 0..20 {
+            let id = format!("c{}{number}", path.len());
+            let mut body = body.clone();
+            let name = if body["id"].is_null() { "threadId" } else { "id" };
+            body[name] = id.clone().into();
+            let request = post(path, "", &body.to_string());
+            let connection = HttpConnection::open(served.addr(), &request).await;
+            // The server is at a different place each time.
+            tokio::time::sleep(std::time::Duration::from_micros(number * 150)).await;
+            drop(connection);
+        }
+    }
+    let runs = async |id: &str| {
+        let runs = served.get(&format!("/v1/sessions/{id}/runs")).await.json();
+        runs["runs"].as_array().unwrap().len()
+    };
+    for session in served.get("/v1/sessions").await.json()["sessions"].as_array().unwrap() {
+        let id = session["id"].as_str().unwrap();
+        within(async {
+            while runs(id).await != 1 {
+                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            }
+        })
+        .await;
+    }
+}
