@@ -270,3 +270,24 @@ async fn messages_keep_their_ids_in_later_runs_and_joins() {
     let again = served.get("/v1/agui/default/c1/stream").await;
     assert_eq!(ids(&last_snapshot(&again.body))[..7], snapshot);
 }
+
+#[tokio::test]
+async fn a_repeated_request_has_the_messages_of_its_run_once() {
+    let answer = json!({"text": ["Done."], "repeat": true});
+    let (_directory, served) = served(json!({"responses": [answer]})).await;
+    let mut input = input("c1", "go");
+    served.post("/v1/agui/default", input.clone()).await;
+    for id in ["m2", "m3"] {
+        let message = json!({"id": id, "role": "user", "content": "go"});
+        input["messages"].as_array_mut().unwrap().push(message);
+        let answer = served.post_keyed("/v1/agui/default", id, &input).await;
+        let again = served.post_keyed("/v1/agui/default", id, &input).await;
+        let messages = |answer: &str| {
+            let finish =
+                events(answer).into_iter().rfind(|event| event["type"] == "MESSAGES_SNAPSHOT");
+            finish.unwrap()["messages"].take()
+        };
+        assert_eq!(messages(&answer.body), messages(&again.body));
+    }
+    assert_eq!(served.snapshot("c1").await["history"].as_array().unwrap().len(), 6);
+}

@@ -45,6 +45,8 @@ pub(super) struct MessageIds {
 
 #[derive(Debug)]
 struct MessageId {
+    /// The message's record, if it is known.
+    seq: Option<Seq>,
     id: String,
     role: String,
     text: String,
@@ -57,7 +59,7 @@ impl MessageIds {
         messages: impl IntoIterator<Item = &'a AguiMessage>,
     ) {
         for AguiMessage { id, role, content, .. } in messages {
-            self.push(role, id.clone(), &text_of(content));
+            self.push(None, role, id.clone(), &text_of(content));
         }
     }
 
@@ -69,25 +71,30 @@ impl MessageIds {
         self.messages.get(at).map(|of| of.id.clone())
     }
 
+    /// Returns the id of the message of a record.
+    pub(super) fn of_record(&self, seq: Seq) -> Option<String> {
+        self.messages.iter().find(|of| of.seq == Some(seq)).map(|of| of.id.clone())
+    }
+
     /// Adds the message of a record, with the id that its run has given it. Those with calls have the ids of their calls.
     /// `taken`: the ids of clients that were added, because a client may give several messages the same one.
     pub(super) fn add(&mut self, entry: &JournalEntry, taken: &mut BTreeSet<String>) {
         if let Record::RunStarted { run_id, input, metadata, .. } = &entry.record {
             let id = input_id(run_id, metadata);
             let id = if taken.insert(id.clone()) { id } else { own_input_id(run_id) };
-            self.push("user", id, &input.text());
+            self.push(Some(entry.seq), "user", id, &input.text());
         } else if let Record::Steered { input, .. } = &entry.record {
-            self.push("user", steer_id(entry.seq), &input.text());
+            self.push(Some(entry.seq), "user", steer_id(entry.seq), &input.text());
         } else if let Record::ResponseEnded { turn, attempt, message, .. } = &entry.record
             && message.calls.is_empty()
         {
             let key = CallKey { turn: *turn, attempt: *attempt, index: 0 };
-            self.push("assistant", response_id(key), &message.text);
+            self.push(Some(entry.seq), "assistant", response_id(key), &message.text);
         }
     }
 
-    fn push(&mut self, role: &str, id: String, text: &str) {
-        self.messages.push(MessageId { id, role: role.to_owned(), text: text.to_owned() });
+    fn push(&mut self, seq: Option<Seq>, role: &str, id: String, text: &str) {
+        self.messages.push(MessageId { seq, id, role: role.to_owned(), text: text.to_owned() });
     }
 }
 

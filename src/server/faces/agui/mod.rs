@@ -105,13 +105,14 @@ async fn run(
     let received = request.whole.received(FACE, caller);
     let body = &request.body;
     let (mut before, mut ids) = (Vec::new(), MessageIds::default());
-    let (mut variables, mut check) = (Map::new(), Ok(()));
+    let (mut variables, mut check, mut known) = (Map::new(), Ok(()), None);
     if let Some(session) = session {
         let snapshot = session.snapshot().await?;
         check = request::check_answered(&snapshot, &Replies::default());
         // A repeated request joins the run that it has started.
         (before, ids) = messages_before_run(state, &session, &snapshot, body.earlier()).await?;
         variables = variables_of(&snapshot);
+        known = Some((session, snapshot));
     }
     ids.add_of_client(body.messages.last());
     let run = RunRequest::from(input).with(|run| {
@@ -124,6 +125,11 @@ async fn run(
         chats::start(state, caller, agent, id, run).await
     };
     let begun = begin::begin(state, received, None, start).await?;
+    if let Some((session, snapshot)) = known
+        && has_ended_before(&snapshot, &begun.place)
+    {
+        before = messages_before_past_run(state, &session, &snapshot, begun.place.seq).await?;
+    }
     let beginning = Beginning {
         run_id: body.run_id.clone(),
         place: begun.place,
@@ -236,6 +242,28 @@ async fn messages_before_run(
         found = messages::of_history(history, &mut ids);
     }
     Ok((found.messages, ids.client))
+}
+
+/// Returns whether a run has ended before a snapshot was made, so that the snapshot's history has its messages.
+fn has_ended_before(snapshot: &SessionSnapshot, place: &RunPlace) -> bool {
+    let is_current = snapshot.current_run.as_ref().is_some_and(|run| run.run_id == place.run);
+    place.seq <= snapshot.seq && !is_current
+}
+
+/// Returns the messages before those of a run that has ended. `seq`: its first record.
+async fn messages_before_past_run(
+    state: &AppState,
+    session: &SessionHandle,
+    snapshot: &SessionSnapshot,
+    seq: Seq,
+) -> Result<Vec<Value>, ChatError> {
+    let recorded = recorded_ids(state, session).await?;
+    let input = recorded.of_record(seq);
+    let mut ids = ThreadIds::new(&[], recorded);
+    let mut messages = messages::of_history(&snapshot.history, &mut ids).messages;
+    let is_input = |message: &Value| message["id"].as_str() == input.as_deref();
+    messages.truncate(messages.iter().position(is_input).unwrap_or(messages.len()));
+    Ok(messages)
 }
 
 /// Returns the ids that the messages of a session had in its runs.
