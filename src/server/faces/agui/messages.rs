@@ -14,13 +14,7 @@ use callsheet_values::types::{
 };
 
 /// The name of the pair of a run's metadata that holds the id of the client's message.
-const ID_PAIR: &str = "agui";
-
-/// Returns the metadata of a run that keeps the id of the client's message, unless the id is too long for it.
-pub(super) fn metadata(message_id: Option<&str>) -> Metadata {
-    let id = message_id.filter(|id| !id.is_empty());
-    Metadata::new(id.map(|id| (ID_PAIR, id))).unwrap_or_default()
-}
+pub(super) const ID_PAIR: &str = "agui";
 
 /// Returns the id of the message with which a run began.
 pub(super) fn input_id(run: &RunId, metadata: &Metadata) -> String {

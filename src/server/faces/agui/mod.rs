@@ -32,9 +32,9 @@ use super::waits::KnownWaits;
 use callsheet_host::runtime::{RunRequest, SessionHandle, SessionSnapshot};
 use callsheet_host::telemetry::FaceKind;
 use callsheet_values::message::Message;
-use callsheet_values::types::{Content, Seq, SessionId};
+use callsheet_values::types::{Content, Metadata, Seq, SessionId};
 use fold::{AguiFold, Beginning};
-use messages::{MessageIds, ThreadIds};
+use messages::{ID_PAIR, MessageIds, ThreadIds};
 use request::{AguiAction, AguiMessage, RunAgentInput};
 
 const FACE: FaceKind = FaceKind::Agui;
@@ -117,12 +117,12 @@ async fn run(
     ids.add_of_client(body.messages.last());
     let run = RunRequest::from(input).with(|run| {
         run.overrides = body.overrides();
-        run.metadata = messages::metadata(body.last_id());
+        run.metadata = chats::with_message_id(&Metadata::default(), ID_PAIR, body.last_id());
         run.idempotency_key = received.key().map(str::to_owned);
     });
     let start = async {
         check?;
-        chats::start(state, caller, agent, id, run).await
+        chats::start(state, caller, agent, id, (run, ID_PAIR)).await
     };
     let begun = begin::begin(state, received, None, start).await?;
     if let Some((session, snapshot)) = known
@@ -206,7 +206,7 @@ async fn joined(
     let variables = variables_of(snapshot);
     let beginning =
         Beginning { run_id, place, messages, ids, state: variables, known, joins: true };
-    let events = RunEvents::join(session, beginning.place.clone()).await?;
+    let events = chats::join(&session, &beginning.place).await?;
     let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
     Ok(answer(state, events, beginning, answer_end))
 }

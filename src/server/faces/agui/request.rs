@@ -103,8 +103,8 @@ impl RunAgentInput {
     }
 
     /// Returns the id of the last message.
-    pub(super) fn last_id(&self) -> Option<&str> {
-        self.messages.last().map(|message| &*message.id)
+    pub(super) fn last_id(&self) -> &str {
+        self.messages.last().map_or("", |message| &message.id)
     }
 
     /// Returns the input of the last message.

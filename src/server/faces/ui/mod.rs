@@ -23,7 +23,7 @@ use super::begin::{self, BegunRun};
 use super::chats::{self, ChatError, ChatRequest};
 use super::replies::Replies;
 use super::retries::RunPlace;
-use super::stream::{self, DONE, FaceStreamSettings, RunEvents};
+use super::stream::{self, DONE, FaceStreamSettings};
 use super::waits::KnownWaits;
 use super::{session_header, with_names};
 use callsheet_host::runtime::{RunRequest, SessionHandle};
@@ -34,6 +34,9 @@ use fold::UiFold;
 use request::{ChatTrigger, UiAction, UiRequest};
 
 const FACE: FaceKind = FaceKind::Ui;
+
+/// The name of the pair of a run's metadata that holds the id of the page's message.
+const ID_PAIR: &str = "ui";
 
 /// The header by which clients know the protocol.
 const PROTOCOL: (HeaderName, HeaderValue) =
@@ -99,10 +102,11 @@ async fn run(
     let received = request.whole.received(FACE, caller);
     let run = RunRequest::from(input).with(|run| {
         run.overrides = request.body.overrides();
-        run.metadata = request.body.metadata.clone();
+        let id = request.body.last_id();
+        run.metadata = chats::with_message_id(&request.body.metadata, ID_PAIR, id);
         run.idempotency_key = received.key().map(str::to_owned);
     });
-    let start = chats::start(state, caller, agent, id, run);
+    let start = chats::start(state, caller, agent, id, (run, ID_PAIR));
     let begun = begin::begin(state, received, None, start).await?;
     Ok(answer(state, begun, KnownWaits::default()))
 }
@@ -130,7 +134,7 @@ async fn rest(
     };
     let known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq).with(answered);
     replies.apply(state, caller, &session, &snapshot).await?;
-    let events = RunEvents::join(session.clone(), place.clone()).await?;
+    let events = chats::join(&session, &place).await?;
     let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
     Ok(answer(state, BegunRun { session, place, events, answer: answer_end }, known))
 }
@@ -153,7 +157,7 @@ async fn join(state: &AppState, session: SessionHandle) -> Result<Option<Respons
     let Some(place) = chats::current_place(&snapshot) else { return Ok(None) };
     let known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq);
     state.host.telemetry().metrics().faces().joined(FACE);
-    let events = RunEvents::join(session.clone(), place.clone()).await?;
+    let events = chats::join(&session, &place).await?;
     let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
     Ok(Some(answer(state, BegunRun { session, place, events, answer: answer_end }, known)))
 }

@@ -114,6 +114,11 @@ impl UiRequest {
         names.into_iter().filter(|(_, is_sent)| *is_sent).map(|(name, _)| name).collect()
     }
 
+    /// Returns the id of the last message.
+    pub(super) fn last_id(&self) -> &str {
+        self.messages.last().map_or("", |message| &message.id)
+    }
+
     /// Returns what the last message asks for.
     pub(super) fn asked(&self) -> Result<UiAction, ChatError> {
         let Some((last, at)) = self.messages.last().zip(self.messages.len().checked_sub(1)) else {
