@@ -2,8 +2,8 @@
 //!
 //! A web page in a user's browser must not be able to control a host on a loopback address (CSRF). Four
 //! checks prevent this. The `Host` header must name this host, which a page with DNS rebinding cannot
-//! fake. The `Origin` header, if present, must be this host's own or an allowed one (CORS headers are never
-//! sent). Without it, the browser must not say in `Sec-Fetch-Site` that a page of another site sends the request,
+//! fake. The `Origin` header, if present, must be this host's own or an allowed one (only answers to
+//! [`Guard::origins`] have CORS headers: `cors.rs`). Without it, the browser must not say in `Sec-Fetch-Site` that a page of another site sends the request,
 //! unless the user follows a link to a page. The request must carry a bearer token, if one is configured, except for public paths. In
 //! addition, bodies must be JSON, which an HTML form cannot send (`extract.rs`).
 
@@ -15,12 +15,13 @@ use std::task::{Context, Poll};
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, Request, StatusCode, Uri, header, uri::Authority};
 use axum::response::{IntoResponse, Response};
-use futures::future::Either;
+use futures::future::{Either, MapOk, TryFutureExt as _};
 use subtle::ConstantTimeEq as _;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::access::{AcceptedToken, AccessTokens, Caller};
+use super::cors::{self, AllowedOrigins};
 use super::error::ApiError;
 use super::listener::ConnectionAddresses;
 use super::state::ServerOptions;
@@ -32,7 +33,7 @@ use callsheet_values::config::{ApiKey, TokenConfig};
 ///
 /// A request must name this host, in its `Host` header or its URI: by a loopback name, by one of
 /// [`Guard::hosts`], or, under `serve`, by the address at which it arrived. If it has an `Origin`,
-/// this must be the same host or one of [`Guard::hosts`]. A request without `Origin` that a page of another site sends
+/// this must be the same host, one of [`Guard::hosts`] or one of [`Guard::origins`]. A request without `Origin` that a page of another site sends
 /// (`Sec-Fetch-Site: cross-site`) is refused, except for links to paths outside `/v1/`. With [`Guard::token`] or
 /// [`Guard::named_token`] it must carry one of the tokens, except for [`Guard::public_paths`]. Each refusal is an error of the API.
 ///
@@ -55,6 +56,7 @@ use callsheet_values::config::{ApiKey, TokenConfig};
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
     hosts: Vec<String>,
+    origins: AllowedOrigins,
     tokens: AccessTokens,
     peer_token: Option<ApiKey>,
     public_paths: Vec<String>,
@@ -73,6 +75,15 @@ impl Guard {
     #[must_use]
     pub fn hosts(mut self, hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.hosts.extend(hosts.into_iter().map(|host| host.into().to_ascii_lowercase()));
+        self
+    }
+
+    /// Lets pages of these origins, such as `http://localhost:5173`, use the API from a browser (CORS). Their
+    /// preflight requests are answered, and answers to them have the CORS headers, also errors. The browser's own
+    /// credentials, such as cookies, are not allowed.
+    #[must_use]
+    pub fn origins(mut self, origins: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+        origins.into_iter().for_each(|origin| self.origins.add(origin.as_ref()));
         self
     }
 
@@ -131,6 +142,20 @@ impl Guard {
         self.check_token(uri.path(), headers)
     }
 
+    /// Answers a preflight request of an allowed page. It carries no token. `None`: the request is another one.
+    fn preflight(
+        &self,
+        (method, uri, headers): (&Method, &Uri, &HeaderMap),
+        local: Option<SocketAddr>,
+    ) -> Option<Result<Response, ApiError>> {
+        let is_allowed =
+            cors::is_preflight(method, headers) && self.origins.find(headers).is_some();
+        is_allowed.then(|| {
+            self.check_host(uri, headers, local)?;
+            Ok(cors::preflight(headers))
+        })
+    }
+
     /// Returns the client whose request another host passes on.
     fn check_peer(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let Some(token) = &self.peer_token else {
@@ -170,7 +195,8 @@ impl Guard {
         for host in in_header.iter().chain(uri.authority()) {
             if !self.is_own_name(host.host(), host.port_u16(), local) {
                 let message = format!(
-                    "{host} is not a name of this host; add it to host.allowed_hosts, or in a program to Guard::hosts"
+                    "{host} is not a name of this host; add it to host.allowed_hosts, or in a program to Guard::hosts \
+                     (a proxy in front must keep the Host header)"
                 );
                 return Err(ApiError::forbidden("forbidden_host", message));
             }
@@ -199,7 +225,7 @@ impl Guard {
     }
 
     /// Checks the site whose page sent the request, which browsers put into `Origin`. Allowed are this
-    /// host itself and `hosts`.
+    /// host itself, `hosts` and `origins`.
     fn check_origin(
         &self,
         headers: &HeaderMap,
@@ -209,11 +235,14 @@ impl Guard {
         let foreign = |origin: &[u8]| {
             let origin = callsheet_values::types::excerpt(&String::from_utf8_lossy(origin), 100);
             let message = format!(
-                "pages of {origin:?} must not use this host; add it to host.allowed_hosts, or in a program to Guard::hosts"
+                "pages of {origin:?} must not use this host; add it to host.allowed_origins, or in a program to Guard::origins"
             );
             ApiError::forbidden("forbidden_origin", message)
         };
         for value in headers.get_all(header::ORIGIN) {
+            if self.origins.has(value) {
+                continue;
+            }
             let origin: Option<Uri> = value.to_str().ok().and_then(|text| text.parse().ok());
             let scheme = origin.as_ref().and_then(Uri::scheme_str);
             let authority = origin.as_ref().and_then(Uri::authority);
@@ -261,7 +290,8 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 impl From<&ServerOptions> for Guard {
     fn from(options: &ServerOptions) -> Self {
         let (tokens, peer_token) = (AccessTokens::from(options), options.peer_token.clone());
-        Self { tokens, peer_token, ..Self::new().hosts(&options.allowed_hosts) }
+        let guard = Self::new().hosts(&options.allowed_hosts).origins(&options.allowed_origins);
+        Self { tokens, peer_token, ..guard }
     }
 }
 
@@ -272,6 +302,9 @@ impl<S> Layer<S> for Guard {
         GuardedService { guard: Arc::new(self.clone()), inner }
     }
 }
+
+/// Adds the CORS headers to an answer.
+type AddHeaders = Box<dyn FnOnce(Response) -> Response + Send>;
 
 /// A service behind a [`Guard`].
 ///
@@ -288,7 +321,7 @@ where
 {
     type Response = Response;
     type Error = S::Error;
-    type Future = Either<S::Future, Ready<Result<Response, S::Error>>>;
+    type Future = MapOk<Either<S::Future, Ready<Result<Response, S::Error>>>, AddHeaders>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -298,15 +331,33 @@ where
         // Only connections of `serve` have an address here.
         let addresses = request.extensions().get::<ConnectInfo<ConnectionAddresses>>();
         let local = addresses.and_then(|ConnectInfo(addresses)| addresses.local);
-        match self.guard.check(request.method(), request.uri(), request.headers(), local) {
+        let origins = &self.guard.origins;
+        let add_headers: AddHeaders = match origins.find(request.headers()) {
+            Some(origin) => Box::new(|answer| cors::with_origin(answer, origin)),
+            None if origins.is_empty() => Box::new(|answer| answer),
+            None => Box::new(cors::vary),
+        };
+        let (method, uri, headers) = (request.method(), request.uri(), request.headers());
+        let answer = match self.guard.preflight((method, uri, headers), local) {
+            Some(answer) => Err(answer),
+            None => self.guard.check(method, uri, headers, local).map_err(Err),
+        };
+        let answered = match answer {
             Ok(caller) => {
                 if caller.is_named() {
                     request.extensions_mut().insert(caller);
                 }
                 Either::Left(self.inner.call(request))
             }
-            Err(error) => Either::Right(ready(Ok(refusal(request.uri(), error)))),
-        }
+            Err(answer) => {
+                let answer = answer.map_or_else(
+                    |error| refusal(request.uri(), error),
+                    IntoResponse::into_response,
+                );
+                Either::Right(ready(Ok(answer)))
+            }
+        };
+        answered.map_ok(add_headers)
     }
 }
 
@@ -335,7 +386,8 @@ fn check_site(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Api
     if is_link && !uri.path().contains("/v1/") {
         return Ok(());
     }
-    let message = "pages of other origins must not use this host (Sec-Fetch-Site)";
+    let message = "pages of other origins must not use this host (Sec-Fetch-Site); a page of host.allowed_origins \
+                   must send its request by fetch, in the mode \"cors\"";
     Err(ApiError::forbidden("forbidden_origin", message))
 }
 

@@ -13,7 +13,8 @@
 //! | `routes.rs` | the routes, as routers that can be mounted below a path |
 //! | `mount.rs` | the path below which the routes are mounted |
 //! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
-//! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, CORS, DNS rebinding) |
+//! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, DNS rebinding) |
+//! | `cors.rs` | pages of other origins that may use the API: preflight requests, headers of answers |
 //! | `access.rs` | the tokens and what each may do: scopes (authorization), agents; reading their files again |
 //! | `listener.rs` | accepts connections; time limits for clients that do not send (slowloris) or do not read; size of a header |
 //! | `tls.rs` | TLS: the certificate and its key; reading them again |
@@ -45,6 +46,7 @@ mod answer_limiter;
 mod approvals;
 mod connections;
 mod console;
+mod cors;
 mod error;
 mod event_stream;
 mod events;

@@ -27,6 +27,8 @@ pub(super) const WATCHED_SESSIONS_MAX: usize = 8192;
 pub struct ServerOptions {
     /// Host names that requests may use besides loopback names and the server's own address.
     pub allowed_hosts: Vec<String>,
+    /// Origins of other pages that may use the server from a browser (CORS), such as `http://localhost:5173`.
+    pub allowed_origins: Vec<String>,
     /// The bearer token that requests must carry, if there is one. Such requests may do everything.
     pub token: Option<ApiKey>,
     /// The file of this token, for [`ServerHandle::read_secrets_again`](crate::ServerHandle::read_secrets_again).
@@ -69,6 +71,7 @@ impl Default for ServerOptions {
         let host = HostConfig::default();
         Self {
             allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
             token: None,
             token_file: None,
             tokens: Vec::new(),
@@ -93,6 +96,7 @@ impl From<&Config> for ServerOptions {
         Self {
             faces: config.faces.clone().enabled_by_default(host.listen.ip().is_loopback()),
             allowed_hosts: host.allowed_hosts.clone(),
+            allowed_origins: host.allowed_origins.clone(),
             token: host.token.clone(),
             token_file: host.token_file.clone(),
             tokens: config.tokens.clone(),

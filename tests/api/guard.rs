@@ -57,6 +57,73 @@ async fn a_foreign_origin_is_forbidden_and_gets_no_cors_headers() {
 }
 
 #[tokio::test]
+async fn pages_of_allowed_origins_use_the_api() {
+    let token = ApiKey::new("token-1").unwrap();
+    let options = ServerOptions::default().with(|new| {
+        new.allowed_origins = vec!["http://localhost:5173".to_owned()];
+        new.token = Some(token);
+    });
+    let service = Service::start_with(json!({}), "", options).await;
+    let page = format!("host: {}\r\norigin: http://localhost:5173\r\n", service.addr());
+    let ask = "access-control-request-method: POST\r\n\
+               access-control-request-headers: authorization,content-type,x-stainless-lang\r\n";
+    let preflight = |headers: &str| format!("OPTIONS /v1/sessions HTTP/1.1\r\n{headers}\r\n");
+    let answer = service.send(&preflight(&format!("{page}{ask}"))).await;
+    assert_eq!((answer.status, answer.body.as_str()), (204, ""));
+    for (name, value) in [
+        ("access-control-allow-origin", "http://localhost:5173"),
+        ("access-control-allow-methods", "get, post, delete"),
+        ("access-control-allow-headers", "authorization,content-type,x-stainless-lang"),
+        ("access-control-max-age", "7200"),
+        ("vary", "origin"),
+    ] {
+        assert_eq!(answer.header(name), Some(value), "{answer:?}");
+    }
+    assert!(!answer.head.contains("credentials") && !answer.head.contains("private-network"));
+    let private = "access-control-request-private-network: true\r\n";
+    let answer = service.send(&preflight(&format!("{page}{ask}{private}"))).await;
+    assert_eq!(answer.header("access-control-allow-private-network"), Some("true"));
+    // Errors are for the page, too.
+    let with = format!("{page}authorization: Bearer token-1\r\nsec-fetch-site: same-site\r\n");
+    for (path, headers, status) in [
+        ("/v1/sessions", &page, 401),
+        ("/v1/sessions", &with, 200),
+        ("/v1/sessions/none", &with, 404),
+        ("/nowhere", &with, 404),
+        ("/healthz", &page, 200),
+    ] {
+        let answer = service.send(&get(path, headers)).await;
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+        let origin = answer.header("access-control-allow-origin");
+        assert_eq!(origin, Some("http://localhost:5173"), "{path}");
+        assert_eq!(answer.header("vary"), Some("origin"), "{path}");
+        let exposed = answer.header("access-control-expose-headers").unwrap();
+        assert!(exposed.contains("x-callsheet-session") && exposed.contains("retry-after"));
+    }
+    // Other origins are refused as before, also under another name of the host (DNS rebinding).
+    for (headers, code) in [
+        (page.replace("5173", "5174"), "forbidden_origin"),
+        (page.replace("http:", "https:"), "forbidden_origin"),
+        (page.replace("5173", "5173/"), "forbidden_origin"),
+        (page.replace("localhost:5173", "localhost:5173.evil.example"), "forbidden_origin"),
+        (page.replace("http://localhost:5173", "null"), "forbidden_origin"),
+        (format!("{page}origin: http://evil.example\r\n"), "forbidden_origin"),
+        (page.replace("host: 127.0.0.1", "host: evil.example"), "forbidden_host"),
+    ] {
+        for request in [get("/v1/sessions", &headers), preflight(&format!("{headers}{ask}"))] {
+            let answer = service.send(&request).await;
+            assert_eq!(answer.error(), (403, code.to_owned()), "{request}");
+            assert!(answer.body.contains("host.allowed_"), "{answer:?}");
+            let origin = answer.header("access-control-allow-origin");
+            assert_eq!(origin.is_some(), code == "forbidden_host", "{request}");
+        }
+    }
+    let answer = service.get("/healthz").await;
+    assert_eq!(answer.header("vary"), Some("origin"));
+    assert!(!answer.head.contains("access-control"), "{answer:?}");
+}
+
+#[tokio::test]
 async fn a_page_of_another_site_is_refused_and_gets_no_answer_to_use() {
     let service = service().await;
     let link = "sec-fetch-mode: navigate\r\nsec-fetch-dest: document\r\n";

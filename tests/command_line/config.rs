@@ -65,6 +65,7 @@ fn host_and_model_keys_are_read() {
 [host]
 listen = "0.0.0.0:80"
 allowed_hosts = ["Host.Example", "other.example:8080"]
+allowed_origins = ["http://localhost:5173", "https://App.Example:443", "tauri://localhost"]
 token_env = "TOKEN"
 shutdown_grace = "0s"
 max_sessions = 7
@@ -106,6 +107,8 @@ extra_body = { seed = 4, nested = { on = true } }
     );
     assert_eq!(config.host.listen.to_string(), "0.0.0.0:80");
     assert_eq!(config.host.allowed_hosts, ["host.example", "other.example:8080"]);
+    let origins = ["http://localhost:5173", "https://app.example", "tauri://localhost"];
+    assert_eq!(config.host.allowed_origins, origins);
     assert_eq!(config.host.token.as_ref().unwrap().reveal(), "token-1-of-the-host");
     assert_eq!(config.host.shutdown_grace, Duration::ZERO);
     assert_eq!((config.host.max_sessions, config.host.max_concurrent_runs), (7, 3));
@@ -368,6 +371,17 @@ fn errors_of_the_host_section() {
             "3: host.allowed_hosts[1]: must be a name or \"name:port\" without scheme or path, not \"http://b\"",
             "3: host.allowed_hosts[2]: must be a string, not 3",
         ],
+    );
+    let not_origin = |at: usize, text: &str| {
+        format!(
+            "2: host.allowed_origins[{at}]: must be an origin such as \"http://localhost:5173\", not {text:?}"
+        )
+    };
+    let texts = ["*", "null", "localhost:5173", "http://a/", "http://a:x", "http://b@a"];
+    let errors: Vec<_> = texts.iter().enumerate().map(|(at, text)| not_origin(at, text)).collect();
+    check(
+        &format!("[host]\nallowed_origins = {texts:?}\n"),
+        &errors.iter().map(String::as_str).collect::<Vec<_>>(),
     );
     check(
         "[host]\n\nlisten = '0.0.0.0:7700'\n",

@@ -88,6 +88,9 @@ async fn a_thread_is_joined_after_a_cut_at_any_event() {
         let Some(printed) = printed else { return };
         assert_eq!(printed["errors"], json!([]), "cut after {cut}: {printed}");
         assert_eq!(shown(&printed), WHOLE, "cut after {cut}: {printed}");
+        assert_eq!(printed["messages"][0]["id"], "mine-1", "the client's own message stays");
+        let joined = printed["joined"].as_array().unwrap();
+        assert_eq!(joined[0], "mine-1", "cut after {cut}: {joined:?}");
         assert_eq!(starts(&directory, "b"), 1);
     }
 }
@@ -217,4 +220,74 @@ async fn bad_requests_have_clear_errors() {
     let late = with("c1", user(json!("and now?")), approve(&id, json!(true)));
     let seen = events(&served.post("/v1/agui/default", late).await.body);
     assert_eq!(kinds(&seen).last(), Some(&"RUN_FINISHED"));
+}
+
+#[tokio::test]
+async fn messages_keep_their_ids_in_later_runs_and_joins() {
+    let two = json!({"responses": [
+        {"text": ["Let me see."], "calls": [call("quick", "a")]}, {"text": ["Done."]},
+        {"text": ["Done."]},
+        {"text": ["Slowly."], "holds": [{"at": "finish", "name": "finish"}]},
+        {"text": ["Slowly."]}]});
+    let (directory, served) = served(two).await;
+    let ids = |messages: &Value| -> Vec<String> {
+        let messages = messages.as_array().unwrap().iter();
+        messages.map(|message| message["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let last_snapshot = |stream: &str| {
+        let events = events(stream);
+        events.into_iter().rfind(|event| event["type"] == "MESSAGES_SNAPSHOT").unwrap()["messages"]
+            .take()
+    };
+    let only = |id: &str, text: &str| {
+        let mut body = input("c1", text);
+        body["messages"][0]["id"] = id.into();
+        body
+    };
+    let first = served.post("/v1/agui/default", only("m1", "go")).await;
+    let after_first = ["m1", "t1a1", "t1a1c0.result", "t2a1"];
+    assert_eq!(ids(&last_snapshot(&first.body)), after_first);
+    // This client sends only its last message, and says the same again.
+    let second = served.post("/v1/agui/default", only("m2", "go")).await;
+    let after_second = ["m1", "t1a1", "t1a1c0.result", "t2a1", "m2", "t3a1"];
+    assert_eq!(ids(&last_snapshot(&second.body)), after_second);
+    let at_rest = served.get("/v1/agui/default/c1/stream").await;
+    assert_eq!(ids(&last_snapshot(&at_rest.body)), after_second);
+    // A client that gives each message the same id gets different ones.
+    let request = post("/v1/agui/default", "", &only("m1", "and?").to_string());
+    let mut third = HttpConnection::open(served.addr(), &request).await;
+    within(third.until("Slowly.")).await;
+    let join = "GET /v1/agui/default/c1/stream HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut joined = HttpConnection::open(served.addr(), join).await;
+    within(joined.until("Slowly.")).await;
+    let snapshot = ids(&last_snapshot(&joined.text()));
+    assert_eq!(snapshot[..6], after_second);
+    assert!(snapshot[6].starts_with("run_") && snapshot.len() == 7, "{snapshot:?}");
+    served.crash().await;
+    directory.model.open_gate("finish");
+    let served = directory.start("", ASKS).await;
+    served.until_snapshot("c1", |of| of["state"] == "idle").await;
+    let again = served.get("/v1/agui/default/c1/stream").await;
+    assert_eq!(ids(&last_snapshot(&again.body))[..7], snapshot);
+}
+
+#[tokio::test]
+async fn a_repeated_request_has_the_messages_of_its_run_once() {
+    let answer = json!({"text": ["Done."], "repeat": true});
+    let (_directory, served) = served(json!({"responses": [answer]})).await;
+    let mut input = input("c1", "go");
+    served.post("/v1/agui/default", input.clone()).await;
+    for id in ["m2", "m3"] {
+        let message = json!({"id": id, "role": "user", "content": "go"});
+        input["messages"].as_array_mut().unwrap().push(message);
+        let answer = served.post_keyed("/v1/agui/default", id, &input).await;
+        let again = served.post_keyed("/v1/agui/default", id, &input).await;
+        let messages = |answer: &str| {
+            let finish =
+                events(answer).into_iter().rfind(|event| event["type"] == "MESSAGES_SNAPSHOT");
+            finish.unwrap()["messages"].take()
+        };
+        assert_eq!(messages(&answer.body), messages(&again.body));
+    }
+    assert_eq!(served.snapshot("c1").await["history"].as_array().unwrap().len(), 6);
 }

@@ -256,3 +256,85 @@ async fn only_a_token_that_may_approve_approves() {
     assert_eq!(send("/v1/agui/default", input).await.error(), (403, "forbidden_scope".to_owned()));
     assert_eq!(starts(&directory, "b"), 0);
 }
+
+#[tokio::test]
+async fn a_request_whose_connection_closes_at_once_leaves_a_run_or_nothing() {
+    let answer = json!({"text": ["Done."], "repeat": true});
+    let (_directory, served) = served(json!({"responses": [answer]})).await;
+    for (path, body) in requests() {
+        for number in 0..20 {
+            let id = format!("c{}{number}", path.len());
+            let mut body = body.clone();
+            let name = if body["id"].is_null() { "threadId" } else { "id" };
+            body[name] = id.clone().into();
+            let request = post(path, "", &body.to_string());
+            let connection = HttpConnection::open(served.addr(), &request).await;
+            // The server is at a different place each time.
+            tokio::time::sleep(std::time::Duration::from_micros(number * 150)).await;
+            drop(connection);
+        }
+    }
+    let runs = async |id: &str| {
+        let runs = served.get(&format!("/v1/sessions/{id}/runs")).await.json();
+        runs["runs"].as_array().unwrap().len()
+    };
+    for session in served.get("/v1/sessions").await.json()["sessions"].as_array().unwrap() {
+        let id = session["id"].as_str().unwrap();
+        within(async {
+            while runs(id).await != 1 {
+                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_is_sent_again_during_its_run_joins_the_run() {
+    for (path, body) in requests() {
+        let script = json!({"responses": [{"calls": [call("waits", "a")]}, {"text": ["Done."]}]});
+        let (directory, served) = served(script).await;
+        let request = post(path, "", &body.to_string());
+        let mut first = HttpConnection::open(served.addr(), &request).await;
+        directory.control.until_logged("start a").await;
+        let mut again = HttpConnection::open(served.addr(), &request).await;
+        within(again.until("data: ")).await;
+        for (id, text) in [("m2", "go"), ("m1", "no")] {
+            let mut other = body.clone();
+            other["messages"][0]["id"] = id.into();
+            other["messages"][0]["content"] = text.into();
+            other["messages"][0]["parts"][0]["text"] = text.into();
+            let refused = served.post(path, other).await;
+            assert_eq!(refused.error(), (422, "run_in_progress".to_owned()), "{path} {id} {text}");
+        }
+        directory.control.release("a");
+        for stream in [&mut first, &mut again] {
+            within(stream.read_rest()).await;
+            assert!(stream.text().contains("Done."), "{path}: {}", stream.text());
+        }
+        let history = served.snapshot("c1").await["history"].clone();
+        assert_eq!(history.as_array().unwrap().len(), 4, "{path}: {history}");
+        assert_eq!(starts(&directory, "a"), 1);
+    }
+}
+
+#[tokio::test]
+async fn equal_requests_at_the_same_time_are_all_answered() {
+    let answer = json!({"text": ["Done."], "repeat": true});
+    let (_directory, served) = served(json!({"responses": [answer]})).await;
+    for (path, body) in requests() {
+        for number in 0..5 {
+            let id = format!("c{}{number}", path.len());
+            let mut body = body.clone();
+            let name = if body["id"].is_null() { "threadId" } else { "id" };
+            body[name] = id.clone().into();
+            let sent = (0..3).map(|_| served.post(path, body.clone()));
+            for answer in futures::future::join_all(sent).await {
+                assert!(
+                    answer.status == 200 && answer.body.contains("Done."),
+                    "{path}: {answer:?}"
+                );
+            }
+        }
+    }
+}

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::client::{HttpConnection, post};
 use crate::host_directory::within;
 use crate::installed::run_client;
-use crate::pages::{ASKS, call, script, served, starts};
+use crate::pages::{ASKS, call, script, served, served_with, starts};
 
 fn user(text: &str) -> Value {
     json!({"id": "u1", "role": "user", "parts": [{"type": "text", "text": text}]})
@@ -85,6 +85,21 @@ async fn a_rejected_call_is_denied() {
     assert_eq!(shown(&printed)[4], "tool-writes output-denied");
     assert_eq!(printed["messages"][1]["parts"][4]["approval"]["reason"], "too dear");
     assert_eq!(starts(&directory, "b"), 0);
+    let again = run_client("ui.mjs", served.addr(), &["reload", "c1"]).await.unwrap();
+    assert_eq!(shown(&again)[2..5], [WHOLE[3], "tool-writes output-denied", WHOLE[5]]);
+}
+
+#[tokio::test]
+async fn a_page_that_was_cut_off_near_the_end_reads_the_whole_answer() {
+    let (_directory, served) = served(json!({"responses": [
+        {"text": ["Let me see."], "calls": [call("quick", "a")]}, {"text": ["All ", "done."]}]}))
+    .await;
+    let printed = run_client("ui.mjs", served.addr(), &["ended", "c1", "10"]).await;
+    let Some(printed) = printed else { return };
+    assert_eq!(printed["requests"], json!(["POST 200", "GET 204"]), "{printed}");
+    assert_eq!(printed["status"], "ready");
+    assert_eq!(shown(&printed).last().unwrap(), "text: All done.");
+    assert_eq!(printed["messages"].as_array().unwrap().len(), 2, "{printed}");
 }
 
 #[tokio::test]
@@ -123,8 +138,7 @@ async fn a_page_that_is_opened_again_finds_the_run_also_after_a_restart() {
     assert_eq!(again["requests"], json!(["GET 204"]));
     let without_thinking: Vec<_> =
         WHOLE.into_iter().filter(|part| !part.starts_with("reasoning")).collect();
-    let seen = shown(&again).join("; ").replace("fails output-available", "fails output-error");
-    assert_eq!(seen, without_thinking.join("; "));
+    assert_eq!(shown(&again), without_thinking);
     let nothing = served.get("/v1/ui/default/c1/stream").await;
     assert_eq!((nothing.status, nothing.body.as_str()), (204, ""));
     assert_eq!(served.get("/v1/ui/default/other/stream").await.status, 204);
@@ -278,4 +292,90 @@ async fn a_join_has_the_parts_of_the_live_stream() {
         lines
     };
     assert_eq!(sorted(&live), sorted(&joined));
+}
+
+/// Returns the calls that have a part, in order.
+fn started_calls(stream: &str) -> Vec<String> {
+    let starts = chunks(stream).into_iter().filter(|chunk| chunk["type"] == "tool-input-start");
+    starts.map(|chunk| chunk["toolCallId"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_join_has_the_calls_in_order_while_their_response_arrives() {
+    for execution in ["sequential", "parallel"] {
+        let (directory, served) = served_with(
+            json!({"responses": [
+                {"calls": [call("waits", "a"), call("quick", "b"), call("quick", "c")],
+                 "holds": [{"at": "finish", "name": "finish"}]},
+                {"text": ["Done."]}]}),
+            &format!("[agents.default]\nexecution = \"{execution}\""),
+        )
+        .await;
+        served.open("c1").await;
+        served.begin("c1", json!({"input": "go"})).await;
+        let mut events = served.events("c1", "0").await;
+        within(events.until("\"tool_id\":\"t1a1c2\"")).await;
+        if execution == "parallel" {
+            // The ends of calls are stored, the states of open ones are not.
+            directory.control.until_logged("end b").await;
+            within(events.until("\"tool_result\"")).await;
+        }
+        let request = "GET /v1/ui/default/c1/stream HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        let mut joined = HttpConnection::open(served.addr(), request).await;
+        within(joined.until("t1a1c2")).await;
+        directory.model.open_gate("finish");
+        directory.control.release("a");
+        within(joined.until("[DONE]")).await;
+        let stream = joined.text();
+        assert_eq!(started_calls(&stream), ["t1a1c0", "t1a1c1", "t1a1c2"], "{execution}: {stream}");
+        let ends = chunks(&stream);
+        let ends = ends.iter().filter(|chunk| chunk["type"] == "tool-output-available");
+        assert_eq!(ends.count(), 3, "{execution}: {stream}");
+    }
+}
+
+#[tokio::test]
+async fn assistant_ui_names_its_tools_and_its_system_text() {
+    let (directory, served) = served(json!({"responses": [
+        {"text": ["Where?"], "calls": [json!({"name": "where", "arguments": {}})]}, {"text": ["Done."]}]}))
+    .await;
+    let with = |more: Value| {
+        let mut body = body("c1", "go");
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    for (wrong, text) in [
+        (json!({"tools": [{"name": "where"}]}), "must be an object, not a list"),
+        (json!({"tools": {"where": {"input_schema": {}}}}), "input_schema"),
+        (json!({"tools": {"where": {"parameters": 7}}}), "where"),
+        (json!({"tools": {"where here": {"parameters": {"type": "object"}}}}), "where here"),
+        (json!({"system": 7}), "must be a string"),
+        (json!({"callSettings": []}), "must be an object"),
+        (json!({"messageID": "u1"}), "messageID"),
+    ] {
+        let answer = served.post("/v1/ui/default", with(wrong.clone())).await;
+        assert_eq!(answer.error().0, 400, "{wrong}: {answer:?}");
+        assert!(answer.body.contains(text), "{wrong}: {answer:?}");
+    }
+    let schema = json!({"type": "object", "properties": {}, "$schema": "http://json-schema.org/draft-07/schema#"});
+    let sent = with(json!({
+        "system": "Answer in Italian.", "callSettings": {"temperature": 1}, "config": {},
+        "tools": {"where": {"description": "Where the user is.", "parameters": schema, "providerOptions": {"a": {}}}},
+    }));
+    let answer = served.post("/v1/ui/default", sent).await;
+    assert_eq!(answer.header("x-callsheet-ignored"), Some("callsettings, tools.provideroptions"));
+    let last = chunks(&answer.body).pop().unwrap();
+    assert_eq!(last["finishReason"], "tool-calls", "{answer:?}");
+    let asked = directory.model.requests()[0].body.to_string();
+    assert!(
+        asked.contains("Where the user is.") && asked.contains("Answer in Italian."),
+        "{asked}"
+    );
+    let plain = served.post(
+        "/v1/ui/default",
+        json!({"id": "c2", "messages": [user("go")],
+        "tools": {}, "system": null, "callSettings": {}, "config": null}),
+    );
+    let plain = plain.await;
+    assert_eq!((plain.status, plain.header("x-callsheet-ignored")), (200, None));
 }

@@ -3,6 +3,8 @@
 //! An error is the object of our own API, `{"error": {"code", "message"}}`, before any part is sent. A conflict is 422
 //! here, because clients repeat a request after a 409.
 
+use std::time::Duration;
+
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest as _, Sha256};
@@ -11,14 +13,22 @@ use super::super::access::Caller;
 use super::super::error::ApiError;
 use super::super::extract::parse;
 use super::super::state::ApiState;
-use super::begin::WholeRequest;
+use super::begin::{ActedRun, WholeRequest};
 use super::retries::RunPlace;
+use super::stream::RunEvents;
 use super::{named_session, session_of};
 use axum::extract::Request;
-use callsheet_host::runtime::{HostError, OpenSession, RunRequest, SessionHandle, StartedRun};
+use callsheet_host::runtime::{HostError, OpenSession, RunRequest, SessionHandle};
 use callsheet_host::runtime::{SessionSnapshot, WatchOptions};
-use callsheet_values::types::{SessionId, excerpt};
+use callsheet_values::message::Message;
+use callsheet_values::types::{Content, Metadata, SessionId, excerpt};
 use serde::de::DeserializeOwned;
+
+/// The interval at which a request looks for a session or a run of another request whose records are being stored.
+const STORED_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Maximum number of these looks.
+const STORED_CHECKS_MAX: usize = 500;
 
 /// An error response of the faces for pages.
 #[derive(Debug)]
@@ -67,6 +77,19 @@ impl<T: DeserializeOwned> ChatRequest<T> {
         let whole = WholeRequest::read(state, request).await?;
         Ok(Self { body: parse(whole.bytes())?, whole })
     }
+}
+
+/// Runs a future to its end, also if this one is dropped, because the client has closed its connection: else a session
+/// could stay that was opened for a run which never starts.
+///
+/// # Errors
+/// If the future has an error or panics.
+pub(super) async fn to_its_end(
+    future: impl Future<Output = Result<Response, ChatError>> + Send + 'static,
+) -> Result<Response, ChatError> {
+    #[expect(clippy::disallowed_methods, reason = "the task ends when the run has started")]
+    let task = tokio::spawn(future);
+    task.await.map_err(|_| HostError::ShuttingDown)?
 }
 
 /// Checks that there is such an agent, and that the caller may reach it.
@@ -127,46 +150,102 @@ pub(super) async fn find(
     Err(ChatError::unprocessable("other_agent", message))
 }
 
-/// Starts a run in the session of a chat, and opens the session if there is none.
+/// Returns the metadata of a run, with a pair that keeps the id of the client's message, unless the id is too long for
+/// it. `name`: that of the pair.
+pub(super) fn with_message_id(metadata: &Metadata, name: &str, id: &str) -> Metadata {
+    let pair = (!id.is_empty()).then_some((name, id));
+    Metadata::new(pair).unwrap_or_default().over(metadata)
+}
+
+/// Starts a run in the session of a chat, and opens the session if there is none. `id_pair`: the name of the pair of its
+/// metadata with the id of the client's message. If the run in progress began with the same message, joins it: the
+/// client has repeated its request before this host has seen that its connection is closed.
 pub(super) async fn start(
     state: &ApiState,
     caller: &Caller,
     agent: &str,
     id: &SessionId,
-    run: RunRequest,
-) -> Result<StartedRun, ChatError> {
-    let found = find(state, caller, agent, id).await?;
-    let is_new = found.is_none();
-    let session = match found {
-        Some(session) => session,
+    (run, id_pair): (RunRequest, &str),
+) -> Result<ActedRun, ChatError> {
+    let (session, is_new) = match find(state, caller, agent, id).await? {
+        Some(session) => (session, false),
         None => open(state, caller, agent, id).await?,
     };
-    let run = match session.start_run(run).await {
-        Ok(run) => run,
-        Err(error) => {
-            if is_new {
-                // The refused request leaves nothing. If this fails, an empty session stays.
-                session.delete().await.unwrap_or_default();
-            }
-            return Err(run_error(error));
+    let (input, metadata) = (run.input.clone(), run.metadata.clone());
+    let error = match session.start_run(run).await {
+        Ok(run) => {
+            let options = WatchOptions::default().with(|options| options.arguments = true);
+            return Ok(run.with_options(options).into());
         }
+        Err(error) => error,
     };
-    Ok(run.with_options(WatchOptions::default().with(|options| options.arguments = true)))
+    if error == HostError::RunInProgress {
+        let snapshot = session.snapshot().await?;
+        let message_id = metadata.get(id_pair);
+        let is_same = message_id.is_some_and(|id| began_with(&snapshot, (id_pair, id), &input));
+        if let Some(place) = current_place(&snapshot).filter(|_| is_same) {
+            let events = join(&session, &place).await?;
+            return Ok(ActedRun { session, place, events });
+        }
+    } else if is_new && session.snapshot().await.is_ok_and(|snapshot| is_empty(&snapshot)) {
+        // The refused request leaves nothing. If this fails, an empty session stays.
+        session.delete().await.unwrap_or_default();
+    }
+    Err(run_error(error))
 }
 
+/// Joins a run. The first record of a run in progress may not be durable yet.
+pub(super) async fn join(
+    session: &SessionHandle,
+    place: &RunPlace,
+) -> Result<RunEvents, HostError> {
+    for _ in 0..STORED_CHECKS_MAX {
+        match RunEvents::join(session.clone(), place.clone()).await {
+            Err(HostError::UnknownEventId { .. }) => {
+                tokio::time::sleep(STORED_CHECK_INTERVAL).await
+            }
+            joined => return joined,
+        }
+    }
+    RunEvents::join(session.clone(), place.clone()).await
+}
+
+/// Returns whether the run in progress began with the message with this id.
+fn began_with(snapshot: &SessionSnapshot, (name, id): (&str, &str), input: &Content) -> bool {
+    let Some(run) = &snapshot.current_run else { return false };
+    let first = snapshot.history.get(run.first_message);
+    let is_input = first
+        .is_some_and(|first| matches!(&**first, Message::User { content } if content == input));
+    run.metadata.get(name) == Some(id) && is_input
+}
+
+/// Returns whether nothing has happened in a session. Another request may have started a run in it.
+fn is_empty(snapshot: &SessionSnapshot) -> bool {
+    let SessionSnapshot { history, current_run, queued, .. } = snapshot;
+    history.is_empty() && current_run.is_none() && queued.is_empty()
+}
+
+/// Opens the session of a chat. Returns whether it is new: another request may have opened it meanwhile.
 async fn open(
     state: &ApiState,
     caller: &Caller,
     agent: &str,
     id: &SessionId,
-) -> Result<SessionHandle, ChatError> {
+) -> Result<(SessionHandle, bool), ChatError> {
     let open = OpenSession::from(id.as_str()).with_agent(agent);
     match state.host.open_session(open).await {
-        Ok(session) => Ok(caller.with_author(session)),
-        // Another request has opened it meanwhile.
-        Err(HostError::SessionExists) => Ok(session_of(state, caller, id).await?),
-        Err(error) => Err(error.into()),
+        Ok(session) => return Ok((caller.with_author(session), true)),
+        Err(HostError::SessionExists) => {}
+        Err(error) => return Err(error.into()),
     }
+    // The session can be found when the other request has stored it.
+    for _ in 0..STORED_CHECKS_MAX {
+        if let Some(session) = find(state, caller, agent, id).await? {
+            return Ok((session, false));
+        }
+        tokio::time::sleep(STORED_CHECK_INTERVAL).await;
+    }
+    Err(HostError::SessionExists.into())
 }
 
 fn run_error(error: HostError) -> ChatError {

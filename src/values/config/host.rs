@@ -36,6 +36,9 @@ key_table! {
         /// `Host` headers that are accepted besides loopback names and the listen address. A name with a port is
         /// accepted only with that port.
         allowed_hosts: Vec<String> = Vec::new() => "list of names";
+        /// Origins of other pages that may use the host from a browser (CORS), such as `"http://localhost:5173"`. `"*"` is
+        /// not accepted: without a token every page could use the host then.
+        allowed_origins: Vec<String> = Vec::new() => "list of origins";
         /// The environment variable that holds the token. If the file names it, the variable must hold a token; the
         /// default one may be unset or blank.
         token_env: String = TOKEN_ENV.to_owned(), Filled;

@@ -46,6 +46,16 @@ class JoiningAgent extends HttpAgent {
   }
 }
 
+/** Joins the run of an agent that was cut off, as docs/clients.md has it. */
+async function rejoin(agent) {
+  const { threadId, messages, state } = agent;
+  const joining = new JoiningAgent({ url: `${url}/${threadId}/stream`, threadId, initialMessages: messages, initialState: state });
+  await run(joining);
+  agent.setMessages(joining.messages);
+  agent.setState(joining.state);
+  agent.pendingInterrupts = joining.pendingInterrupts;
+}
+
 const subscriber = {
   onEvent({ event }) {
     EventSchemas.parse(event);
@@ -115,19 +125,15 @@ const scenarios = {
     broken.addMessage(user("go"));
     await run(broken);
     const cutOff = log.errors.splice(0);
-    const joining = new JoiningAgent({ url: `${url}/${threadId}/stream`, threadId, initialMessages: broken.messages });
-    await run(joining);
-    const agent = agentOf({ initialMessages: joining.messages, initialState: joining.state });
-    agent.pendingInterrupts = joining.pendingInterrupts;
-    await approveAll(agent);
-    print(agent, { cutOff });
+    await rejoin(broken);
+    const joined = broken.messages.map((message) => message.id);
+    await approveAll(broken);
+    print(broken, { cutOff, joined });
   },
   /** A page that is opened again. */
   async reload() {
-    const joining = new JoiningAgent({ url: `${url}/${threadId}/stream`, threadId });
-    await run(joining);
-    const agent = agentOf({ initialMessages: joining.messages, initialState: joining.state });
-    agent.pendingInterrupts = joining.pendingInterrupts;
+    const agent = agentOf();
+    await rejoin(agent);
     await approveAll(agent);
     print(agent);
   },

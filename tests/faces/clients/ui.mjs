@@ -52,9 +52,14 @@ function messagesOf({ history, current_run }) {
   // The run in progress comes by its stream.
   const end = current_run ? history.findLastIndex(({ role }) => role === "user") + 1 : history.length;
   const messages = [], calls = new Map();
-  history.slice(0, end).forEach(({ role, content, tool_calls = [], tool_call_id }, at) => {
-    if (role === "tool") return Object.assign(calls.get(tool_call_id), { state: "output-available", output: content });
+  history.slice(0, end).forEach(({ role, content, tool_calls = [], tool_call_id, metadata = {} }, at) => {
     const text = Array.isArray(content) ? content.map((part) => part.text ?? "").join("") : content;
+    if (role === "tool") {
+      const denied = { state: "output-denied", approval: { id: `${tool_call_id}.denied`, approved: false } };
+      const failed = metadata.error && { state: "output-error", errorText: text };
+      const ended = failed || { state: "output-available", output: content };
+      return Object.assign(calls.get(tool_call_id), ["rejected", "approval_expired"].includes(metadata.kind) ? denied : ended);
+    }
     const parts = text ? [{ type: "text", text }] : [];
     for (const { id, function: { name, arguments: input } } of tool_calls) {
       calls.set(id, { type: `tool-${name}`, toolCallId: id, state: "input-available", input: JSON.parse(input), providerExecuted: true });
@@ -86,6 +91,16 @@ function chat(options = {}, cut) {
     onFinish: ({ finishReason }) => log.finishes.push(finishReason),
     onToolCall: options.onToolCall,
   });
+}
+
+/** Joins after a cut, as docs/clients.md has it. */
+async function rejoin(of) {
+  await of.resumeStream();
+  const session = await (await fetch(`${host}/v1/sessions/${id}`)).json();
+  if (!session.current_run) {
+    of.messages = messagesOf(session);
+    of.clearError();
+  }
 }
 
 const pending = (of) =>
@@ -159,6 +174,16 @@ const scenarios = {
     while (of.status === "error") await of.resumeStream();
     await answerAll(of);
     await print(of, { cutOff });
+  },
+  /** Is cut off, and joins when the run has ended. */
+  async ended() {
+    const of = chat({}, Number(argument));
+    await of.sendMessage({ text: "go" });
+    await ready(of);
+    const read = async () => (await fetch(`${host}/v1/sessions/${id}`)).json();
+    while ((await read()).current_run) await new Promise((resolve) => setTimeout(resolve, 5));
+    await rejoin(of);
+    await print(of);
   },
   /** A page that is opened again. */
   async reload() {

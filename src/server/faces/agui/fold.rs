@@ -12,14 +12,14 @@ use serde_json::{Map, Value, json};
 use super::super::retries::RunPlace;
 use super::super::stream::{FacePart, Fold};
 use super::super::waits::{KnownWaits, WaitId, WaitingCalls};
-use super::messages::{self, ClientIds};
+use super::messages::{self, MessageIds};
 use callsheet_host::runtime::HostError;
 use callsheet_values::event::{
     ApprovalRequest, ChildEvent, Event, EventId, PublishedEvent, ResponseSummary, RunStats,
 };
 use callsheet_values::types::{
-    CallKey, Content, QuestionKind, ResultPart, RunEnd, RunError, Seq, SessionId, ToolCall,
-    ToolResult, ToolStatus, Usage, WaitPhase,
+    CallKey, Content, Metadata, QuestionKind, ResultPart, RunEnd, RunError, Seq, SessionId,
+    ToolCall, ToolResult, ToolStatus, Usage, WaitPhase,
 };
 
 /// The state of a thread at the beginning of an answer.
@@ -31,7 +31,7 @@ pub(super) struct Beginning {
     /// The messages before the run.
     pub(super) messages: Vec<Value>,
     /// The ids of the client's messages that are not among them.
-    pub(super) ids: ClientIds,
+    pub(super) ids: MessageIds,
     /// The session's variables.
     pub(super) state: Map<String, Value>,
     pub(super) known: KnownWaits,
@@ -45,7 +45,7 @@ pub(super) struct AguiFold {
     run_id: String,
     place: RunPlace,
     messages: Vec<Value>,
-    ids: ClientIds,
+    ids: MessageIds,
     state: Map<String, Value>,
     open_calls: WaitingCalls,
     upto: Seq,
@@ -142,9 +142,9 @@ impl AguiFold {
     }
 
     fn add_event(&mut self, published: &PublishedEvent, out: &mut Out) {
-        if let Event::RunStarted { input: Some(input), .. } = &published.event {
+        if let Event::RunStarted { input: Some(input), metadata, .. } = &published.event {
             let id = self.ids.find("user", &input.text());
-            let id = id.unwrap_or_else(|| format!("{}.input", self.place.run));
+            let id = id.unwrap_or_else(|| self.input_id(metadata));
             self.messages.push(messages::user(&id, input));
         } else if let Event::TurnStarted = &published.event {
             self.begin_turn(published.turn, out);
@@ -160,13 +160,21 @@ impl AguiFold {
             self.end_turn(out);
         } else if let Event::RunSteered { input, .. } = &published.event {
             let seq = published.id.map_or(Seq(0), |id| id.seq);
-            self.steers.push((format!("steer_{seq}"), input.clone()));
+            self.steers.push((messages::steer_id(seq), input.clone()));
         } else if let Event::RunEnded { end, output, error, stats, .. } = &published.event {
             self.end(*end, output.as_deref(), error.as_ref(), stats, out);
         } else if let Event::InputRemoved { .. } = &published.event {
             self.finish(json!({"outcome": {"type": "cancelled"}}), out);
         } else {
             self.add_call_event(&published.event, out);
+        }
+    }
+
+    fn input_id(&self, metadata: &Metadata) -> String {
+        let id = messages::input_id(&self.place.run, metadata);
+        match self.messages.iter().any(|message| message["id"] == id) {
+            true => messages::own_input_id(&self.place.run),
+            false => id,
         }
     }
 
@@ -651,7 +659,7 @@ mod tests {
                     seq: Seq(1),
                 },
                 messages: Vec::new(),
-                ids: ClientIds::default(),
+                ids: MessageIds::default(),
                 state: Map::new(),
                 known: KnownWaits::default(),
                 joins,

@@ -1,46 +1,139 @@
 //! The messages of a thread, from those of the session's history. A message has the id that the client knows: the client
 //! drops those that a snapshot does not have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::request::{AguiMessage, text_of};
 use callsheet_values::message::Message;
-use callsheet_values::types::{CallKey, Content, ContentPart, Image, ToolCall};
+use callsheet_values::record::{JournalEntry, Record};
+use callsheet_values::types::{
+    CallKey, Content, ContentPart, Image, Metadata, RunId, Seq, ToolCall,
+};
 
-/// The ids of the client's messages, in order. Each is found once.
+/// The name of the pair of a run's metadata that holds the id of the client's message.
+pub(super) const ID_PAIR: &str = "agui";
+
+/// Returns the id of the message with which a run began.
+pub(super) fn input_id(run: &RunId, metadata: &Metadata) -> String {
+    metadata.get(ID_PAIR).map_or_else(|| own_input_id(run), str::to_owned)
+}
+
+/// Returns the id of the message with which a run began, if the client's id cannot be used.
+pub(super) fn own_input_id(run: &RunId) -> String {
+    format!("{run}.input")
+}
+
+pub(super) fn steer_id(seq: Seq) -> String {
+    format!("steer_{seq}")
+}
+
+/// Messages of a thread in order, with their ids. Each is found once.
 #[derive(Debug, Default)]
-pub(super) struct ClientIds {
-    messages: Vec<(String, String, String)>,
+pub(super) struct MessageIds {
+    messages: Vec<MessageId>,
     next: usize,
 }
 
-impl ClientIds {
-    pub(super) fn new(messages: &[AguiMessage]) -> Self {
-        let messages = messages.iter().map(|AguiMessage { id, role, content, .. }| {
-            (id.clone(), role.clone(), text_of(content))
-        });
-        Self { messages: messages.collect(), next: 0 }
+#[derive(Debug)]
+struct MessageId {
+    /// The message's record, if it is known.
+    seq: Option<Seq>,
+    id: String,
+    role: String,
+    text: String,
+}
+
+impl MessageIds {
+    /// Adds the messages that a client has sent.
+    pub(super) fn add_of_client<'a>(
+        &mut self,
+        messages: impl IntoIterator<Item = &'a AguiMessage>,
+    ) {
+        for AguiMessage { id, role, content, .. } in messages {
+            self.push(None, role, id.clone(), &text_of(content));
+        }
     }
 
-    /// Returns the id of the client's next message of this role and with this text.
+    /// Returns the id of the next message of this role and with this text.
     pub(super) fn find(&mut self, role: &str, text: &str) -> Option<String> {
         let rest = self.messages.get(self.next..)?;
-        let fits = |(_, of, content): &(String, String, String)| of == role && content == text;
-        let at = self.next + rest.iter().position(fits)?;
+        let at = self.next + rest.iter().position(|of| of.role == role && of.text == text)?;
         self.next = at + 1;
-        self.messages.get(at).map(|(id, ..)| id.clone())
+        self.messages.get(at).map(|of| of.id.clone())
+    }
+
+    /// Returns the id of the message of a record.
+    pub(super) fn of_record(&self, seq: Seq) -> Option<String> {
+        self.messages.iter().find(|of| of.seq == Some(seq)).map(|of| of.id.clone())
+    }
+
+    /// Adds the message of a record, with the id that its run has given it. Those with calls have the ids of their calls.
+    /// `taken`: the ids of clients that were added, because a client may give several messages the same one.
+    pub(super) fn add(&mut self, entry: &JournalEntry, taken: &mut BTreeSet<String>) {
+        if let Record::RunStarted { run_id, input, metadata, .. } = &entry.record {
+            let id = input_id(run_id, metadata);
+            let id = if taken.insert(id.clone()) { id } else { own_input_id(run_id) };
+            self.push(Some(entry.seq), "user", id, &input.text());
+        } else if let Record::Steered { input, .. } = &entry.record {
+            self.push(Some(entry.seq), "user", steer_id(entry.seq), &input.text());
+        } else if let Record::ResponseEnded { turn, attempt, message, .. } = &entry.record
+            && message.calls.is_empty()
+        {
+            let key = CallKey { turn: *turn, attempt: *attempt, index: 0 };
+            self.push(Some(entry.seq), "assistant", response_id(key), &message.text);
+        }
+    }
+
+    fn push(&mut self, seq: Option<Seq>, role: &str, id: String, text: &str) {
+        self.messages.push(MessageId { seq, id, role: role.to_owned(), text: text.to_owned() });
     }
 }
 
+/// The ids of a thread's messages.
+#[derive(Debug)]
+pub(super) struct ThreadIds {
+    /// Of the messages that the client has sent.
+    pub(super) client: MessageIds,
+    /// Of the messages that the session's records have.
+    recorded: MessageIds,
+}
+
+impl ThreadIds {
+    /// `sent`: the messages that the client has sent.
+    pub(super) fn new(sent: &[AguiMessage], recorded: MessageIds) -> Self {
+        let mut client = MessageIds::default();
+        client.add_of_client(sent);
+        Self { client, recorded }
+    }
+
+    fn find(&mut self, role: &str, text: &str) -> Option<String> {
+        let recorded = self.recorded.find(role, text);
+        self.client.find(role, text).or(recorded)
+    }
+}
+
+/// The messages of a history.
+#[derive(Debug, Default)]
+pub(super) struct HistoryMessages {
+    pub(super) messages: Vec<Value>,
+    /// True if a message has no other id than its place in the history.
+    pub(super) lacks_ids: bool,
+}
+
 /// Returns the messages of a history.
-pub(super) fn of_history(history: &[Arc<Message>], ids: &mut ClientIds) -> Vec<Value> {
+pub(super) fn of_history(history: &[Arc<Message>], ids: &mut ThreadIds) -> HistoryMessages {
     let (mut messages, mut calls) = (Vec::new(), BTreeMap::new());
+    let mut lacks_ids = false;
     for (index, message) in history.iter().enumerate() {
-        let mut id_of =
-            |role: &str, text: &str| ids.find(role, text).unwrap_or_else(|| format!("h{index}"));
+        let mut id_of = |role: &str, text: &str| {
+            ids.find(role, text).unwrap_or_else(|| {
+                lacks_ids = true;
+                format!("h{index}")
+            })
+        };
         match &**message {
             Message::User { content } | Message::Summary { content } => {
                 let id = id_of("user", &content.text());
@@ -62,7 +155,7 @@ pub(super) fn of_history(history: &[Arc<Message>], ids: &mut ClientIds) -> Vec<V
             }
         }
     }
-    messages
+    HistoryMessages { messages, lacks_ids }
 }
 
 /// Returns the id of the message of a response, from the key of one of its calls.

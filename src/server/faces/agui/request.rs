@@ -97,6 +97,16 @@ impl RunAgentInput {
         self.messages.last().is_some_and(|message| message.role == "user")
     }
 
+    /// Returns the messages before the last one.
+    pub(super) fn earlier(&self) -> &[AguiMessage] {
+        self.messages.split_last().map_or(&[], |(_, earlier)| earlier)
+    }
+
+    /// Returns the id of the last message.
+    pub(super) fn last_id(&self) -> &str {
+        self.messages.last().map_or("", |message| &message.id)
+    }
+
     /// Returns the input of the last message.
     pub(super) fn input(&self) -> Result<Content, ChatError> {
         let last = self.messages.last().map_or(&Value::Null, |message| &message.content);

@@ -1,8 +1,8 @@
 //! The fold from the events of a run to the chunks of a message of the assistant. The names and members of chunks are
 //! those of `uiMessageChunkSchema` in `ai` 7.0.173.
 //!
-//! A turn is a step. A call has its part from the end of its response on at the latest, in call order; live it has it as
-//! soon as its name is known. Text is numbered by its change with thinking, so that it has the same ids in a replay.
+//! A turn is a step. A call has its part from the end of its response on at the latest; before, it has it as soon as its
+//! name is known and the calls before it have theirs, so that parts are in call order. Text is numbered by its change with thinking, so that it has the same ids in a replay.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,6 +38,12 @@ pub(super) struct UiFold {
     is_block_open: bool,
     /// The calls of the step that have a part.
     shown: BTreeMap<CallKey, ShownCall>,
+    /// The index of the attempt's next call.
+    next_index: u32,
+    has_response_ended: bool,
+    /// The events of calls that wait for the part of an earlier call. A page that joins gets the ends of calls before the
+    /// states of those that are open.
+    held: Vec<Event>,
     /// The last parts of the turn's calls that have ended.
     ended: BTreeMap<CallKey, ToolResult>,
     /// The calls of child sessions that have a part and have not ended: those that have waited for an approval, with the
@@ -81,6 +87,9 @@ impl UiFold {
             blocks: Vec::new(),
             is_block_open: false,
             shown: BTreeMap::new(),
+            next_index: 0,
+            has_response_ended: false,
+            held: Vec::new(),
             ended: BTreeMap::new(),
             of_children,
             has_ended: false,
@@ -147,6 +156,8 @@ impl UiFold {
         self.attempt = attempt;
         (self.blocks, self.is_block_open) = (Vec::new(), false);
         self.shown.clear();
+        (self.next_index, self.has_response_ended) = (0, false);
+        self.held.clear();
     }
 
     fn add_text(&mut self, turn: u32, is_thinking: bool, text: &str, chunks: &mut Chunks) {
@@ -214,9 +225,13 @@ impl UiFold {
                 self.add_result(&result, chunks);
             }
         }
+        self.has_response_ended = true;
+        self.release(chunks);
     }
 
     fn end_step(&mut self, chunks: &mut Chunks) {
+        self.has_response_ended = true;
+        self.release(chunks);
         self.end_block(chunks);
         if std::mem::take(&mut self.is_in_step) {
             chunks.add(json!({"type": "finish-step"}));
@@ -224,7 +239,34 @@ impl UiFold {
     }
 
     fn add_call_event(&mut self, event: &Event, chunks: &mut Chunks) {
-        if let Event::CallOpened { call } = event {
+        if call_of(event).is_some_and(|key| self.is_too_early(key)) {
+            self.held.push(event.clone());
+            return;
+        }
+        self.show_call_event(event, chunks);
+        self.release(chunks);
+    }
+
+    /// Returns whether an earlier call of the response in progress has no part yet.
+    fn is_too_early(&self, key: CallKey) -> bool {
+        let is_of_attempt = key.attempt == self.attempt && !self.has_response_ended;
+        is_of_attempt && key.index > self.next_index
+    }
+
+    /// Adds the events of the calls that wait no more.
+    fn release(&mut self, chunks: &mut Chunks) {
+        let is_ready =
+            |fold: &Self, event: &Event| call_of(event).is_none_or(|key| !fold.is_too_early(key));
+        while let Some(at) = self.held.iter().position(|event| is_ready(self, event)) {
+            let event = self.held.remove(at);
+            self.show_call_event(&event, chunks);
+        }
+    }
+
+    fn show_call_event(&mut self, event: &Event, chunks: &mut Chunks) {
+        if let Event::CallOpened { call } | Event::CallWaiting { call, by_client: false, .. } =
+            event
+        {
             self.show(call.key, &call.name, chunks);
         } else if let Event::ArgumentsReceived { call, offset, text } = event {
             self.add_arguments(call, *offset, text, chunks);
@@ -264,6 +306,7 @@ impl UiFold {
             return;
         }
         self.shown.insert(key, ShownCall::default());
+        self.next_index = self.next_index.max(key.index + 1);
         let id = key.to_string();
         chunks.add(json!({"type": "tool-input-start", "toolCallId": id, "toolName": name}));
     }
@@ -493,6 +536,22 @@ impl Chunks<'_> {
             });
         }
     }
+}
+
+/// Returns the call of this session that an event gives a part.
+fn call_of(event: &Event) -> Option<CallKey> {
+    if let Event::CallOpened { call }
+    | Event::ArgumentsReceived { call, .. }
+    | Event::CallStarted { call, .. }
+    | Event::CallWaiting { call, .. }
+    | Event::CallDiscarded { call, .. } = event
+    {
+        return Some(call.key);
+    }
+    if let Event::ApprovalAsked { request } = event {
+        return Some(request.call.key);
+    }
+    if let Event::CallEnded { result, .. } = event { Some(result.call.key) } else { None }
 }
 
 fn block_kind(is_thinking: bool) -> &'static str {

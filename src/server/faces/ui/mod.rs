@@ -23,9 +23,9 @@ use super::begin::{self, BegunRun};
 use super::chats::{self, ChatError, ChatRequest};
 use super::replies::Replies;
 use super::retries::RunPlace;
-use super::session_header;
-use super::stream::{self, DONE, FaceStreamSettings, RunEvents};
+use super::stream::{self, DONE, FaceStreamSettings};
 use super::waits::KnownWaits;
+use super::{session_header, with_names};
 use callsheet_host::runtime::{RunRequest, SessionHandle};
 use callsheet_host::telemetry::FaceKind;
 use callsheet_values::record::StopMode;
@@ -34,6 +34,9 @@ use fold::UiFold;
 use request::{ChatTrigger, UiAction, UiRequest};
 
 const FACE: FaceKind = FaceKind::Ui;
+
+/// The name of the pair of a run's metadata that holds the id of the page's message.
+const ID_PAIR: &str = "ui";
 
 /// The header by which clients know the protocol.
 const PROTOCOL: (HeaderName, HeaderValue) =
@@ -55,20 +58,31 @@ async fn send(
     caller: Caller,
     request: Request,
 ) -> Result<Response, ChatError> {
-    let agent = parameters.get("agent").unwrap_or_default();
-    chats::check_agent(&state, &caller, agent)?;
+    let agent = parameters.get("agent").unwrap_or_default().to_owned();
+    chats::check_agent(&state, &caller, &agent)?;
     let request = ChatRequest::<UiRequest>::read(&state, request).await?;
+    chats::to_its_end(async move { act(&state, &caller, &agent, &request).await }).await
+}
+
+/// Does what the last message asks for.
+async fn act(
+    state: &AppState,
+    caller: &Caller,
+    agent: &str,
+    request: &ChatRequest<UiRequest>,
+) -> Result<Response, ChatError> {
     let id = chats::asked_session(&request.whole.headers, &request.body.id)?;
-    match request.body.asked()? {
-        UiAction::Run(input) => run(&state, &caller, agent, &id, input, &request).await,
+    let response = match request.body.asked()? {
+        UiAction::Run(input) => run(state, caller, agent, &id, input, request).await?,
         UiAction::Rest { run, replies, known } => {
-            let Some(session) = chats::find(&state, &caller, agent, &id).await? else {
+            let Some(session) = chats::find(state, caller, agent, &id).await? else {
                 let message = format!("there is no session {id}, so nothing waits for an answer");
                 return Err(ChatError::unprocessable("no_such_session", message));
             };
-            rest(&state, &caller, session, run, replies, known).await
+            rest(state, caller, session, run, replies, known).await?
         }
-    }
+    };
+    Ok(with_names(response, &id, &request.body.ignored()))
 }
 
 async fn run(
@@ -79,8 +93,7 @@ async fn run(
     input: Content,
     request: &ChatRequest<UiRequest>,
 ) -> Result<Response, ChatError> {
-    let UiRequest { trigger, client_tools, model, metadata, .. } = &request.body;
-    if *trigger == ChatTrigger::RegenerateMessage
+    if request.body.trigger == ChatTrigger::RegenerateMessage
         && let Some(session) = chats::find(state, caller, agent, id).await?
         && let Some(joined) = join(state, session).await?
     {
@@ -88,12 +101,12 @@ async fn run(
     }
     let received = request.whole.received(FACE, caller);
     let run = RunRequest::from(input).with(|run| {
-        run.overrides.client_tools.clone_from(client_tools);
-        run.overrides.model.clone_from(model);
-        run.metadata = metadata.clone();
+        run.overrides = request.body.overrides();
+        let id = request.body.last_id();
+        run.metadata = chats::with_message_id(&request.body.metadata, ID_PAIR, id);
         run.idempotency_key = received.key().map(str::to_owned);
     });
-    let start = chats::start(state, caller, agent, id, run);
+    let start = chats::start(state, caller, agent, id, (run, ID_PAIR));
     let begun = begin::begin(state, received, None, start).await?;
     Ok(answer(state, begun, KnownWaits::default()))
 }
@@ -121,7 +134,7 @@ async fn rest(
     };
     let known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq).with(answered);
     replies.apply(state, caller, &session, &snapshot).await?;
-    let events = RunEvents::join(session.clone(), place.clone()).await?;
+    let events = chats::join(&session, &place).await?;
     let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
     Ok(answer(state, BegunRun { session, place, events, answer: answer_end }, known))
 }
@@ -144,7 +157,7 @@ async fn join(state: &AppState, session: SessionHandle) -> Result<Option<Respons
     let Some(place) = chats::current_place(&snapshot) else { return Ok(None) };
     let known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq);
     state.host.telemetry().metrics().faces().joined(FACE);
-    let events = RunEvents::join(session.clone(), place.clone()).await?;
+    let events = chats::join(&session, &place).await?;
     let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
     Ok(Some(answer(state, BegunRun { session, place, events, answer: answer_end }, known)))
 }

@@ -1,20 +1,22 @@
 //! The request of `useChat`: the messages of the page, of which only the last one says something new. Before it stands
 //! what the session has.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::super::chats::ChatError;
 use super::super::replies::{Decision, Replies};
 use super::super::waits::{KnownWaits, WaitId};
 use callsheet_tools::ToolOutput;
-use callsheet_values::config::ClientTool;
+use callsheet_values::config::{ClientTool, RunOverrides};
 use callsheet_values::types::{CallKey, Content, ContentPart, Image, Metadata, RunId, excerpt};
 
 /// The body of `POST /v1/ui/{agent}`. `client_tools`, `model` and `metadata` are ours: a page adds them with the option
-/// `body` of its transport.
+/// `body` of its transport. `AssistantChatTransport` of `@assistant-ui/ai-sdk` adds `tools`, `system`, `callSettings` and
+/// `config`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UiRequest {
@@ -24,10 +26,25 @@ pub(super) struct UiRequest {
     pub(super) trigger: ChatTrigger,
     #[serde(rename = "messageId")]
     _message_id: Option<String>,
-    pub(super) client_tools: Option<Arc<[ClientTool]>>,
-    pub(super) model: Option<String>,
+    client_tools: Option<Arc<[ClientTool]>>,
+    model: Option<String>,
     #[serde(default, deserialize_with = "super::super::super::runs::metadata")]
     pub(super) metadata: Metadata,
+    /// The page's own tools, by name.
+    tools: Option<BTreeMap<String, PageTool>>,
+    system: Option<String>,
+    #[serde(rename = "callSettings")]
+    call_settings: Option<Map<String, Value>>,
+    config: Option<Map<String, Value>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PageTool {
+    #[serde(default)]
+    description: String,
+    parameters: Option<Value>,
+    provider_options: Option<Map<String, Value>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -65,6 +82,43 @@ pub(super) enum UiAction {
 }
 
 impl UiRequest {
+    /// Returns what the request changes of the agent.
+    pub(super) fn overrides(&self) -> RunOverrides {
+        let tools = self.tools.iter().flatten().map(|(name, tool)| {
+            let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object"}));
+            ClientTool::new(name, &tool.description, schema)
+        });
+        let tools: Vec<_> =
+            self.client_tools.iter().flat_map(|tools| tools.iter().cloned()).chain(tools).collect();
+        RunOverrides::default().with(|overrides| {
+            overrides.client_tools = Some(tools.into()).filter(|_: &Arc<[_]>| self.has_tools());
+            overrides.model.clone_from(&self.model);
+            let system = self.system.clone();
+            overrides.instructions = system.filter(|text| !text.trim().is_empty());
+        })
+    }
+
+    fn has_tools(&self) -> bool {
+        self.client_tools.is_some() || self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
+    }
+
+    /// Returns the names of the members that have no effect.
+    pub(super) fn ignored(&self) -> Vec<&'static str> {
+        let is_filled = |map: &Option<Map<_, _>>| map.as_ref().is_some_and(|map| !map.is_empty());
+        let mut tools = self.tools.iter().flat_map(BTreeMap::values);
+        let names = [
+            ("callSettings", is_filled(&self.call_settings)),
+            ("config", is_filled(&self.config)),
+            ("tools.providerOptions", tools.any(|tool| is_filled(&tool.provider_options))),
+        ];
+        names.into_iter().filter(|(_, is_sent)| *is_sent).map(|(name, _)| name).collect()
+    }
+
+    /// Returns the id of the last message.
+    pub(super) fn last_id(&self) -> &str {
+        self.messages.last().map_or("", |message| &message.id)
+    }
+
     /// Returns what the last message asks for.
     pub(super) fn asked(&self) -> Result<UiAction, ChatError> {
         let Some((last, at)) = self.messages.last().zip(self.messages.len().checked_sub(1)) else {

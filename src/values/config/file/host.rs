@@ -12,6 +12,7 @@ impl HostConfig {
         let mut host = Self::default();
         host.read_keys(section);
         host.allowed_hosts = section.list("allowed_hosts", allowed_host).unwrap_or_default();
+        host.allowed_origins = section.list("allowed_origins", allowed_origin).unwrap_or_default();
         if section.has("token_env") {
             section.forbid("token_file", "token_env and token_file exclude each other");
         }
@@ -88,6 +89,25 @@ fn allowed_host(value: &DeValue<'_>) -> Parsed<String> {
     } else {
         Err(format!("must be a name or \"name:port\" without scheme or path, not {text:?}"))
     }
+}
+
+/// Parses an origin as browsers send it: in lower case, without the default port. Programs with a built-in browser have
+/// schemes of their own, such as `tauri://localhost`.
+fn allowed_origin(value: &DeValue<'_>) -> Parsed<String> {
+    let text = values::string(value)?.to_ascii_lowercase();
+    let invalid = || format!("must be an origin such as \"http://localhost:5173\", not {text:?}");
+    let (scheme, authority) = text.split_once("://").ok_or_else(invalid)?;
+    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+    let (name, port) = values::split_port(authority);
+    let fits_port = port.is_none_or(|port| port.parse::<u16>().is_ok());
+    if !is_scheme || !values::is_host_name(name) || !fits_port {
+        return Err(invalid());
+    }
+    Ok(match (scheme, port) {
+        ("http", Some("80")) | ("https", Some("443")) | (_, None) => format!("{scheme}://{name}"),
+        (_, Some(port)) => format!("{scheme}://{name}:{port}"),
+    })
 }
 
 #[cfg(test)]
