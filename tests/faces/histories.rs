@@ -38,7 +38,7 @@ async fn send(served: &HostServer, input: &[Value], members: Value) -> HttpRespo
 
 /// Returns the roles and texts of the messages of the last request to the model.
 fn seen(directory: &HostDirectory) -> Vec<String> {
-    let body = directory.model.requests().pop().unwrap().body.clone();
+    let body = directory.model.requests().pop().unwrap().body;
     let messages = body["messages"].as_array().unwrap().iter();
     let text = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();
     messages.map(|it| format!("{} {}", it["role"].as_str().unwrap(), text(it))).collect()
