@@ -326,13 +326,13 @@ async fn answer_here(
     next: Next,
 ) -> Response {
     let awake = match subject {
-        Subject::Session(id) => Some(id).filter(|id| state.host.is_awake(id)),
+        Subject::Session(id) => Some(id).zip(state.host.session_actor(id)),
         Subject::New => None,
     };
     let (is_read, is_call) = (request.method().is_safe(), is_call_by_hand(request.uri()));
     let answer = next.run(request).await;
     let is_from_memory = is_read || (answer.status().is_client_error() && !is_call);
-    match awake.is_some_and(|id| is_from_memory && state.host.may_have_lost(id)) {
+    match awake.is_some_and(|(id, actor)| is_from_memory && state.host.may_have_lost(id, actor)) {
         true => ApiError::from(HostError::SessionMoved).into_response(),
         false => answer,
     }

@@ -21,6 +21,8 @@ execution = "parallel"
 [agents.helper]
 [tools.writes]
 approval = "before"
+# The journals become older, and their approvals must not expire.
+approval_timeout = "87600h"
 [tools.researcher]
 kind = "agent"
 description = "Answers a question."

@@ -212,7 +212,7 @@ async fn every_acknowledged_record_is_there_once_and_no_effect_twice() {
                 }
                 1 => {
                     done.lock().push("stop");
-                    hosts[at].signal(Signal::STOP);
+                    hosts[at].stop();
                     tokio::time::sleep(STOPPED).await;
                     hosts[at].signal(Signal::CONT);
                 }

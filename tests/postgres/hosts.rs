@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use callsheet::journal::{PostgresReader, SessionQuery, verify};
 use callsheet::record::Seq;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
 
 use crate::client::{HttpConnection, HttpResponse, post};
@@ -159,6 +159,16 @@ impl Binary {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap();
         kill_process(pid, signal).unwrap();
+    }
+
+    /// Stops it, and waits until all of its threads stand still: the others go on until one has read the signal.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap();
+        let options = WaitOptions::UNTRACED;
+        let (_, status) =
+            tokio::task::block_in_place(|| waitpid(Some(pid), options).unwrap()).unwrap();
+        assert!(status.stopped(), "{status:?}");
     }
 
     /// Waits until it has ended well.

@@ -202,7 +202,7 @@ async fn a_host_that_has_stood_still_does_not_answer_from_its_memory() {
     let began = a.send(&post("/v1/sessions/s/runs", "", r#"{"input":"go","wait":false}"#)).await;
     assert_eq!(began.status, 202, "{began:?}");
     directory.model.wait_for_gate("middle").await;
-    a.signal(Signal::STOP);
+    a.stop();
     // Before anything else it reads these requests when it goes on: it has the run in memory, which has ended.
     let read = a.send("GET /v1/sessions/s HTTP/1.1\r\nhost: localhost\r\n\r\n");
     let more = r#"{"input":"more","wait":true}"#;

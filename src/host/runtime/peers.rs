@@ -254,17 +254,19 @@ impl Host {
         }
     }
 
-    /// Returns whether a session is in the memory of this host.
+    /// Returns the number of the actor that has a session in memory, if it is awake.
     #[must_use]
-    pub fn is_awake(&self, id: &SessionId) -> bool {
-        self.shared().index.awake(id).is_some()
+    pub fn session_actor(&self, id: &SessionId) -> Option<u64> {
+        self.shared().index.awake(id).map(|session| session.actor.get_id().pid())
     }
 
-    /// Returns whether this host does not use a session any more, or has not shown in time that it lives: what it has in
-    /// memory of the session may be old, because another host has gone on.
+    /// Returns whether what an actor had in memory of a session may be old: the session has another actor now, or none, or
+    /// this host has not shown in time that it lives. Another host may have gone on meanwhile.
     #[must_use]
-    pub fn may_have_lost(&self, id: &SessionId) -> bool {
-        self.shared().journal.ownership().is_some_and(|ownership| !ownership.is_in_use(id))
+    pub fn may_have_lost(&self, id: &SessionId, actor: u64) -> bool {
+        let ownership = self.shared().journal.ownership();
+        self.session_actor(id) != Some(actor)
+            || ownership.is_some_and(|ownership| !ownership.is_in_use(id))
     }
 
     /// Returns the host that answers a request for a session that no host has: this one, or another one while this one

@@ -3,8 +3,6 @@
 //! An error is the object of our own API, `{"error": {"code", "message"}}`, before any part is sent. A conflict is 422
 //! here, because clients repeat a request after a 409.
 
-use std::time::Duration;
-
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest as _, Sha256};
@@ -15,7 +13,7 @@ use super::super::extract::parse;
 use super::super::state::ApiState;
 use super::begin::{ActedRun, WholeRequest};
 use super::retries::RunPlace;
-use super::stream::RunEvents;
+use super::stream::{RunEvents, STORED_CHECK_INTERVAL, STORED_CHECKS_MAX};
 use super::{named_session, session_of};
 use axum::extract::Request;
 use callsheet_host::runtime::{HostError, OpenSession, RunRequest, SessionHandle};
@@ -23,12 +21,6 @@ use callsheet_host::runtime::{SessionSnapshot, WatchOptions};
 use callsheet_values::message::Message;
 use callsheet_values::types::{Content, Metadata, SessionId, excerpt};
 use serde::de::DeserializeOwned;
-
-/// The interval at which a request looks for a session or a run of another request whose records are being stored.
-const STORED_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Maximum number of these looks.
-const STORED_CHECKS_MAX: usize = 500;
 
 /// An error response of the faces for pages.
 #[derive(Debug)]
@@ -184,7 +176,7 @@ pub(super) async fn start(
         let message_id = metadata.get(id_pair);
         let is_same = message_id.is_some_and(|id| began_with(&snapshot, (id_pair, id), &input));
         if let Some(place) = current_place(&snapshot).filter(|_| is_same) {
-            let events = join(&session, &place).await?;
+            let events = RunEvents::join(session.clone(), place.clone()).await?;
             return Ok(ActedRun { session, place, events });
         }
     } else if is_new && session.snapshot().await.is_ok_and(|snapshot| is_empty(&snapshot)) {
@@ -192,22 +184,6 @@ pub(super) async fn start(
         session.delete().await.unwrap_or_default();
     }
     Err(run_error(error))
-}
-
-/// Joins a run. The first record of a run in progress may not be durable yet.
-pub(super) async fn join(
-    session: &SessionHandle,
-    place: &RunPlace,
-) -> Result<RunEvents, HostError> {
-    for _ in 0..STORED_CHECKS_MAX {
-        match RunEvents::join(session.clone(), place.clone()).await {
-            Err(HostError::UnknownEventId { .. }) => {
-                tokio::time::sleep(STORED_CHECK_INTERVAL).await
-            }
-            joined => return joined,
-        }
-    }
-    RunEvents::join(session.clone(), place.clone()).await
 }
 
 /// Returns whether the run in progress began with the message with this id.

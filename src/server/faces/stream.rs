@@ -31,6 +31,12 @@ use callsheet_values::types::Seq;
 /// The time after which the headers of a plain answer go out, although the run has not ended.
 const HEADERS_WITHIN: Duration = Duration::from_millis(800);
 
+/// The interval at which a request looks for a session or a run of another request whose records are being stored.
+pub(super) const STORED_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Maximum number of these looks.
+pub(super) const STORED_CHECKS_MAX: usize = 500;
+
 /// The pause after which an idle part is sent instead of a comment: some clients count only parts.
 const IDLE_PART_AFTER: Duration = Duration::from_secs(55);
 
@@ -98,8 +104,15 @@ impl RunEvents {
     /// Joins a run.
     pub(super) async fn join(session: SessionHandle, place: RunPlace) -> Result<Self, HostError> {
         let last = EventId { seq: Seq(place.seq.0.saturating_sub(1)), bytes: 0 };
-        let events = session.watch_run(place.run.clone(), place.seq).await?;
-        Ok(Self::Joined { session, place, events, last })
+        let mut checks = 0;
+        loop {
+            match session.watch_run(place.run.clone(), place.seq).await {
+                // The first record of the run is not durable yet.
+                Err(HostError::UnknownEventId { .. }) if checks < STORED_CHECKS_MAX => checks += 1,
+                events => return Ok(Self::Joined { events: events?, session, place, last }),
+            }
+            tokio::time::sleep(STORED_CHECK_INTERVAL).await;
+        }
     }
 
     /// Returns the next event of the run.

@@ -206,7 +206,7 @@ async fn joined(
     let variables = variables_of(snapshot);
     let beginning =
         Beginning { run_id, place, messages, ids, state: variables, known, joins: true };
-    let events = chats::join(&session, &beginning.place).await?;
+    let events = RunEvents::join(session.clone(), beginning.place.clone()).await?;
     let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
     Ok(answer(state, events, beginning, answer_end))
 }

@@ -23,7 +23,7 @@ use super::begin::{self, BegunRun};
 use super::chats::{self, ChatError, ChatRequest};
 use super::replies::Replies;
 use super::retries::RunPlace;
-use super::stream::{self, DONE, FaceStreamSettings};
+use super::stream::{self, DONE, FaceStreamSettings, RunEvents};
 use super::waits::KnownWaits;
 use super::{session_header, with_names};
 use callsheet_host::runtime::{RunRequest, SessionHandle};
@@ -134,7 +134,7 @@ async fn rest(
     };
     let known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq).with(answered);
     replies.apply(state, caller, &session, &snapshot).await?;
-    let events = chats::join(&session, &place).await?;
+    let events = RunEvents::join(session.clone(), place.clone()).await?;
     let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
     Ok(answer(state, BegunRun { session, place, events, answer: answer_end }, known))
 }
@@ -157,7 +157,7 @@ async fn join(state: &AppState, session: SessionHandle) -> Result<Option<Respons
     let Some(place) = chats::current_place(&snapshot) else { return Ok(None) };
     let known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq);
     state.host.telemetry().metrics().faces().joined(FACE);
-    let events = chats::join(&session, &place).await?;
+    let events = RunEvents::join(session.clone(), place.clone()).await?;
     let answer_end = FaceAnswer::new(FACE, state.host.telemetry(), None);
     Ok(Some(answer(state, BegunRun { session, place, events, answer: answer_end }, known)))
 }
