@@ -34,6 +34,8 @@ struct LastRun {
     input: Content,
     started: u64,
     ended: Option<u64>,
+    /// Its number among the runs that began in the session, from 1. A fork has copies of earlier ones.
+    number: u32,
 }
 
 /// Finds the runs that equal requests have started, if they can be this one, sent again: first the one that it repeats,
@@ -65,7 +67,8 @@ pub(super) async fn find(
     let mut runs = Vec::new();
     for id in opened(state, request).await? {
         let Ok(session) = session_of(state, request.caller, &id).await else { continue };
-        runs.extend(last_run(&session).await?.filter(repeats));
+        // A later run is of another request.
+        runs.extend(last_run(&session).await?.filter(|run| run.number == 1 && repeats(run)));
     }
     runs.sort_by_key(|run: &LastRun| (!is_cut(run), Reverse(run.started)));
     let is_recent = |run: &LastRun| is_cut(run) && since(run.started) < ANSWERED_FOR.as_millis();
@@ -115,7 +118,7 @@ fn since(time: u64) -> u128 {
 }
 
 async fn last_run(session: &SessionHandle) -> Result<Option<LastRun>, HostError> {
-    let (mut after, mut last) = (Seq(0), None);
+    let (mut after, mut last, mut number) = (Seq(0), None, 0);
     loop {
         let (page, has_more) = session.record_page(after, PAGE_RECORDS).await?;
         for entry in page {
@@ -126,7 +129,10 @@ async fn last_run(session: &SessionHandle) -> Result<Option<LastRun>, HostError>
             );
             if let Record::RunStarted { run_id: run, input, .. } = entry.record {
                 let place = RunPlace { session: session.id().clone(), run, seq: entry.seq };
-                last = Some(LastRun { place, input, started: entry.time, ended: None });
+                number += 1;
+                last = Some(LastRun { place, input, started: entry.time, ended: None, number });
+            } else if matches!(entry.record, Record::SessionForked { .. }) {
+                (last, number) = (None, 0);
             } else if let Some(run) = last.as_mut().filter(|_| ends || reopens) {
                 run.ended = ends.then_some(entry.time);
             }
