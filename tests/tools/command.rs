@@ -620,7 +620,10 @@ async fn the_own_files_of_the_host_are_in_no_sandbox() {
              cwd = \"work\"\n{sandbox}\n"
         );
         let output = folder.tool(&text).call(json!({})).await;
-        assert_eq!(output.text(), "beside\nlib/beside\n", "{level}");
+        // Below the sandbox's own /tmp an empty file stands in the place of one of the host.
+        let is_replaced = level == "strict" && folder.path.starts_with("/tmp");
+        let names = if is_replaced { "callsheet.toml\n" } else { "" };
+        assert_eq!(output.text(), format!("beside\nlib/beside\n{names}"), "{level}");
     }
 }
 
