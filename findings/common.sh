@@ -46,6 +46,11 @@ def serve(body, content_type="text/event-stream"):
     return f"http://127.0.0.1:{server.server_address[1]}"
 PYTHON
   saw="$(cd "$folder" && env -u HTTP_PROXY -u HTTPS_PROXY -u ALL_PROXY -u http_proxy -u https_proxy -u all_proxy timeout 120 env/bin/python -W ignore program.py)" || true
+  compare "$@"
+}
+
+# compare PACKAGE..: prints the versions and what was seen ($saw), and exits with 1 if it is not $expected.
+compare() {
   echo "versions: $*"
   echo "$saw"
   [ "$saw" = "$expected" ] || { printf 'changed; until now it was:\n%s\n' "$expected"; exit 1; }

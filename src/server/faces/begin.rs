@@ -96,7 +96,7 @@ impl ReceivedRequest<'_> {
         self.attempt() > 0
     }
 
-    /// Returns how often the client says that it has sent the request before. With a key it may have.
+    /// Returns the number of earlier attempts, as the client counts them: at least 1 with a key, which may have been sent before.
     fn attempt(&self) -> u32 {
         retries::marked_attempt(self.headers).max(self.key().is_some().into())
     }
@@ -145,15 +145,15 @@ impl From<StartedRun> for ActedRun {
     }
 }
 
-/// Starts the run of a request with `start`, unless the request repeats an earlier one: then joins its run. `target`: the
-/// session that the request goes on in, and its input.
+/// Starts the run of a request with `start`, unless the request repeats an earlier one: then joins its run. `target`
+/// returns the session that the request goes on in, and its input.
 ///
 /// # Errors
 /// If the run cannot be started, or not be joined any more, or if the key of the request is that of another one.
 pub(super) async fn begin<R: Into<ActedRun>, E: From<HostError>>(
     state: &ApiState,
     request: ReceivedRequest<'_>,
-    target: Option<(SessionHandle, Content)>,
+    target: impl FnOnce() -> Option<(SessionHandle, Content)>,
     start: impl Future<Output = Result<R, E>>,
 ) -> Result<BegunRun, E> {
     let (place, answering) = match state.faces.retries.begin(request.names()).await {

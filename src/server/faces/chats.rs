@@ -12,6 +12,7 @@ use super::super::error::ApiError;
 use super::super::extract::parse;
 use super::super::state::ApiState;
 use super::begin::{ActedRun, WholeRequest};
+use super::records::for_each_record;
 use super::retries::RunPlace;
 use super::stream::{RunEvents, STORED_CHECK_INTERVAL, STORED_CHECKS_MAX};
 use super::{named_session, session_of};
@@ -19,6 +20,7 @@ use axum::extract::Request;
 use callsheet_host::runtime::{HostError, OpenSession, RunRequest, SessionHandle};
 use callsheet_host::runtime::{SessionSnapshot, WatchOptions};
 use callsheet_values::message::Message;
+use callsheet_values::record::Record;
 use callsheet_values::types::{Content, Metadata, SessionId, excerpt};
 use serde::de::DeserializeOwned;
 
@@ -173,9 +175,15 @@ pub(super) async fn start(
     };
     if error == HostError::RunInProgress {
         let snapshot = session.snapshot().await?;
-        let message_id = metadata.get(id_pair);
-        let is_same = message_id.is_some_and(|id| began_with(&snapshot, (id_pair, id), &input));
-        if let Some(place) = current_place(&snapshot).filter(|_| is_same) {
+        let place = match (metadata.get(id_pair), &snapshot.current_run) {
+            (None, _) => None,
+            (Some(id), Some(_)) => {
+                current_place(&snapshot).filter(|_| began_with(&snapshot, (id_pair, id), &input))
+            }
+            // It has ended meanwhile.
+            (Some(id), None) => ended_run(&session, (id_pair, id), &input).await?,
+        };
+        if let Some(place) = place {
             let events = RunEvents::join(session.clone(), place.clone()).await?;
             return Ok(ActedRun { session, place, events });
         }
@@ -193,6 +201,29 @@ fn began_with(snapshot: &SessionSnapshot, (name, id): (&str, &str), input: &Cont
     let is_input = first
         .is_some_and(|first| matches!(&**first, Message::User { content } if content == input));
     run.metadata.get(name) == Some(id) && is_input
+}
+
+/// Returns the session's last run, if it began with the message with this id. Its records may not be durable yet.
+async fn ended_run(
+    session: &SessionHandle,
+    (name, id): (&str, &str),
+    content: &Content,
+) -> Result<Option<RunPlace>, HostError> {
+    for _ in 0..STORED_CHECKS_MAX {
+        let (mut place, mut is_same) = (None, false);
+        for_each_record(session, |entry| {
+            if let Record::RunStarted { run_id: run, input, metadata, .. } = entry.record {
+                is_same = metadata.get(name) == Some(id) && input == *content;
+                place = Some(RunPlace { session: session.id().clone(), run, seq: entry.seq });
+            }
+        })
+        .await?;
+        if is_same {
+            return Ok(place);
+        }
+        tokio::time::sleep(STORED_CHECK_INTERVAL).await;
+    }
+    Ok(None)
 }
 
 /// Returns whether nothing has happened in a session. Another request may have started a run in it.

@@ -9,21 +9,19 @@ use std::time::Duration;
 
 use super::super::state::ApiState;
 use super::begin::ReceivedRequest;
+use super::records::for_each_record;
 use super::retries::{KEPT_FOR, REPEAT_WITHIN, RunPlace};
 use super::session_of;
 use callsheet_host::journal::{SessionQuery, unix_ms};
 use callsheet_host::runtime::{HostError, SessionHandle};
 use callsheet_values::record::Record;
-use callsheet_values::types::{Content, Seq, SessionId};
+use callsheet_values::types::{Content, SessionId};
 
 /// The beginnings of the ids of sessions that requests open: of those that are stored, and of the others.
 pub(super) const SESSION_PREFIXES: [&str; 2] = ["ses_", "unstored_"];
 
 /// The time for which a client may wait for an answer: the timeout of OpenAI's SDKs.
 const ANSWERED_FOR: Duration = Duration::from_secs(600);
-
-/// Number of records of one read.
-const PAGE_RECORDS: usize = 256;
 
 /// Maximum number of sessions of equal requests that are looked at.
 const SESSIONS_MAX: usize = 16;
@@ -39,11 +37,12 @@ struct LastRun {
 }
 
 /// Finds the runs that equal requests have started, if they can be this one, sent again: first the one that it repeats,
-/// then those whose answers broke, too. `target`: the session that the request goes on in, and its input.
+/// then those whose answers broke, too. `target` returns the session that the request goes on in, and
+/// its input.
 pub(super) async fn find(
     state: &ApiState,
     request: ReceivedRequest<'_>,
-    target: Option<(SessionHandle, Content)>,
+    target: impl FnOnce() -> Option<(SessionHandle, Content)>,
 ) -> Result<Vec<RunPlace>, HostError> {
     let is_marked = request.is_marked();
     let host_started = state.faces.started;
@@ -58,7 +57,7 @@ pub(super) async fn find(
         true => run.ended.is_none_or(|ended| since(ended) < KEPT_FOR.as_millis()),
         false => is_cut(run),
     };
-    if let Some((session, input)) = target {
+    if let Some((session, input)) = target() {
         let run = last_run(&session).await?.filter(|run| run.input == input && repeats(run));
         if let Some(run) = run {
             return Ok(vec![run.place]);
@@ -118,27 +117,20 @@ fn since(time: u64) -> u128 {
 }
 
 async fn last_run(session: &SessionHandle) -> Result<Option<LastRun>, HostError> {
-    let (mut after, mut last, mut number) = (Seq(0), None, 0);
-    loop {
-        let (page, has_more) = session.record_page(after, PAGE_RECORDS).await?;
-        for entry in page {
-            after = entry.seq;
-            let (ends, reopens) = (
-                matches!(entry.record, Record::RunEnded { .. }),
-                matches!(entry.record, Record::RunReopened { .. }),
-            );
-            if let Record::RunStarted { run_id: run, input, .. } = entry.record {
-                let place = RunPlace { session: session.id().clone(), run, seq: entry.seq };
-                number += 1;
-                last = Some(LastRun { place, input, started: entry.time, ended: None, number });
-            } else if matches!(entry.record, Record::SessionForked { .. }) {
-                (last, number) = (None, 0);
-            } else if let Some(run) = last.as_mut().filter(|_| ends || reopens) {
-                run.ended = ends.then_some(entry.time);
-            }
+    let (mut last, mut number) = (None::<LastRun>, 0);
+    for_each_record(session, |entry| {
+        let ends = matches!(entry.record, Record::RunEnded { .. });
+        let reopens = matches!(entry.record, Record::RunReopened { .. });
+        if let Record::RunStarted { run_id: run, input, .. } = entry.record {
+            let place = RunPlace { session: session.id().clone(), run, seq: entry.seq };
+            number += 1;
+            last = Some(LastRun { place, input, started: entry.time, ended: None, number });
+        } else if matches!(entry.record, Record::SessionForked { .. }) {
+            (last, number) = (None, 0);
+        } else if let Some(run) = last.as_mut().filter(|_| ends || reopens) {
+            run.ended = ends.then_some(entry.time);
         }
-        if !has_more {
-            return Ok(last);
-        }
-    }
+    })
+    .await?;
+    Ok(last)
 }

@@ -16,6 +16,7 @@ mod openai_chat;
 mod openai_error;
 mod openai_responses;
 mod position;
+mod records;
 mod replies;
 mod retries;
 mod stream;

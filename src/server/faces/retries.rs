@@ -67,7 +67,7 @@ impl RequestDigest {
     }
 }
 
-/// Returns how often the client says that it has sent the request before.
+/// Returns the number of earlier attempts, as the client counts them.
 pub(super) fn marked_attempt(headers: &HeaderMap) -> u32 {
     let count = headers.get(RETRY_HEADER).and_then(|value| value.to_str().ok());
     count.and_then(|count| count.parse().ok()).unwrap_or(0)
@@ -141,7 +141,7 @@ pub(super) struct RequestNames {
     pub(super) digest: RequestDigest,
     /// The digest of the body.
     pub(super) body: RequestDigest,
-    /// How often the client says that it has sent the request before.
+    /// The number of earlier attempts, as the client counts them.
     pub(super) attempt: u32,
 }
 

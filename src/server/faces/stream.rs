@@ -140,7 +140,7 @@ impl RunEvents {
     }
 }
 
-/// What follows the terminal part in protocols that mark the end of a stream once more.
+/// The mark with which a stream of OpenAI and of the AI SDK ends, behind the event that ends the answer.
 pub(super) const DONE: &str = "data: [DONE]\n\n";
 
 /// How an answer in parts is sent.

@@ -24,6 +24,7 @@ use super::super::state::AppState;
 use super::answer::FaceAnswer;
 use super::begin;
 use super::chats::{self, ChatError, ChatRequest};
+use super::records::for_each_record;
 use super::replies::Replies;
 use super::retries::RunPlace;
 use super::session_header;
@@ -38,9 +39,6 @@ use messages::{ID_PAIR, MessageIds, ThreadIds};
 use request::{AguiAction, AguiMessage, RunAgentInput};
 
 const FACE: FaceKind = FaceKind::Agui;
-
-/// Number of records of one read.
-const PAGE_RECORDS: usize = 256;
 
 /// Returns the routes of the face.
 pub(super) fn routes() -> Vec<Route> {
@@ -124,7 +122,7 @@ async fn run(
         check?;
         chats::start(state, caller, agent, id, (run, ID_PAIR)).await
     };
-    let begun = begin::begin(state, received, None, start).await?;
+    let begun = begin::begin(state, received, || None, start).await?;
     if let Some((session, snapshot)) = known
         && has_ended_before(&snapshot, &begun.place)
     {
@@ -269,15 +267,9 @@ async fn messages_before_past_run(
 /// Returns the ids that the messages of a session had in its runs.
 async fn recorded_ids(state: &AppState, session: &SessionHandle) -> Result<MessageIds, ChatError> {
     let _guard = state.reads.pages.lock().await;
-    let (mut ids, mut taken, mut after) = (MessageIds::default(), BTreeSet::new(), Seq(0));
-    loop {
-        let (page, has_more) = session.record_page(after, PAGE_RECORDS).await?;
-        page.iter().for_each(|entry| ids.add(entry, &mut taken));
-        after = page.last().map_or(after, |entry| entry.seq);
-        if !has_more {
-            return Ok(ids);
-        }
-    }
+    let (mut ids, mut taken) = (MessageIds::default(), BTreeSet::new());
+    for_each_record(session, |entry| ids.add(&entry, &mut taken)).await?;
+    Ok(ids)
 }
 
 /// Returns the messages before those of the run in progress.

@@ -99,9 +99,9 @@ async fn create(
         SessionTarget::New(_) | SessionTarget::Fork(_) => None,
     };
     let mut ignored = request.ignored.clone();
-    let continued = asked.continued(&target);
-    let start = asked.start(target, &mut ignored);
-    let begun = begin::begin(&state, received, continued, start).await;
+    let of_start = target.clone();
+    let start = asked.start(of_start, &mut ignored);
+    let begun = begin::begin(&state, received, || asked.continued(&target), start).await;
     let settings = |session: &SessionHandle, place: &RunPlace, rest: String| AnswerSettings {
         id: format!("chatcmpl-{}-{}", place.run.0, place.seq),
         model: request.model.clone(),

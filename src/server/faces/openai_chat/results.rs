@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use callsheet_tools::ToolOutput;
 
 use super::super::openai_error::OpenAiError;
+use super::super::records::for_each_record;
 use super::super::retries::RunPlace;
 use super::fold::parse_call_id;
 use super::messages::output;
@@ -14,9 +15,6 @@ use callsheet_values::record::Record;
 use callsheet_values::types::{
     CallKey, Content, RESULT_BYTES_MAX, RunId, Seq, ToolOutcome, excerpt,
 };
-
-/// Number of records of one read.
-const PAGE_RECORDS: usize = 256;
 
 /// The results of a request.
 #[derive(Debug, Default)]
@@ -68,23 +66,18 @@ impl SentResults {
     /// If a call has ended without a result of the client, or with another one.
     pub(super) async fn accepted(&self, session: &SessionHandle) -> Result<RunPlace, OpenAiError> {
         let (mut run, mut accepted) = (None::<RunId>, BTreeMap::<CallKey, AcceptedResult>::new());
-        let (mut after, mut has_more) = (Seq(0), true);
-        while has_more {
-            let page;
-            (page, has_more) = session.record_page(after, PAGE_RECORDS).await?;
-            for entry in page {
-                after = entry.seq;
-                if let Record::RunStarted { run_id, .. } = entry.record {
-                    run = Some(run_id);
-                } else if let Record::CallEnded { call, outcome, notes, amended: false, .. } =
-                    entry.record
-                    && let Some(run) = run.clone().filter(|_| notes.by_client)
-                {
-                    let result = AcceptedResult { seq: entry.seq, run, outcome };
-                    accepted.insert(call.key, result);
-                }
+        for_each_record(session, |entry| {
+            if let Record::RunStarted { run_id, .. } = entry.record {
+                run = Some(run_id);
+            } else if let Record::CallEnded { call, outcome, notes, amended: false, .. } =
+                entry.record
+                && let Some(run) = run.clone().filter(|_| notes.by_client)
+            {
+                let result = AcceptedResult { seq: entry.seq, run, outcome };
+                accepted.insert(call.key, result);
             }
-        }
+        })
+        .await?;
         let mut place = None::<RunPlace>;
         for (key, output) in &self.ended {
             let found = accepted.get(key).ok_or_else(|| call_ended(&key.to_string()))?;

@@ -361,16 +361,17 @@ pub(super) async fn carry_out(
         Plan::New(_) | Plan::Next(_) | Plan::After(..) | Plan::Repeat(_) => None,
     };
     if let Some((run, begins, items)) = gone_on {
-        let begun = begin::begin(state, received, None, resume(run, items)).await?;
+        let begun = begin::begin(state, received, || None, resume(run, items)).await?;
         let id = ResponseId { begins, ..response_id(run) };
         let fold = fold_options(state, id, run, None, console);
         return Ok(BegunResponse { begun, fold, ignored });
     }
     let continued = match &plan {
-        Plan::Next(session) => Some((session.clone(), input(items)?)),
-        Plan::After(run, _) => Some((run.session.clone(), input(items)?)),
+        Plan::Next(session) => Some(session.clone()),
+        Plan::After(run, _) => Some(run.session.clone()),
         Plan::New(_) | Plan::Resume(..) | Plan::Again(..) | Plan::Repeat(_) => None,
     };
+    let target = || continued.zip(input(items).ok());
     let start = async {
         let (OpenedSession { session, is_new }, content) =
             open(state, received, request, asked, plan).await?;
@@ -381,7 +382,7 @@ pub(super) async fn carry_out(
         }
         started
     };
-    let begun = begin::begin(state, received, continued, start).await?;
+    let begun = begin::begin(state, received, target, start).await?;
     let id = ResponseId {
         session: begun.session.id().clone(),
         run: begun.place.seq,

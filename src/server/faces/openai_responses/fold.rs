@@ -687,7 +687,7 @@ impl ResponseFold {
         }
         self.close_part(parts);
         match ending {
-            // What is kept of a response that broke counts.
+            // Of a response that broke, the text before a call that had started is kept: it is part of the history.
             ResponseEnding::Complete
             | ResponseEnding::TooManyCalls
             | ResponseEnding::BrokenKept => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::super::super::access::Caller;
 use super::super::super::state::ApiState;
 use super::super::openai_error::OpenAiError;
+use super::super::records::{PAGE_RECORDS, for_each_record};
 use super::super::retries::RunPlace;
 use super::super::session_of;
 use super::super::stream::Fold as _;
@@ -17,9 +18,6 @@ use callsheet_host::runtime::{HostError, SessionHandle};
 use callsheet_values::config::ClientTool;
 use callsheet_values::record::{PastEvents, Record};
 use callsheet_values::types::{Content, Seq};
-
-/// Number of records of one read.
-const PAGE_RECORDS: usize = 256;
 
 /// A run that the journal has.
 #[derive(Clone)]
@@ -157,14 +155,12 @@ pub(super) async fn session_tools(
 
 /// Returns the first records of a session's runs.
 pub(super) async fn runs_of(session: &SessionHandle) -> Result<Vec<Seq>, OpenAiError> {
-    let (mut after, mut runs) = (Seq(0), Vec::new());
-    loop {
-        let (page, has_more) = session.record_page(after, PAGE_RECORDS).await?;
-        let starts = page.iter().filter(|it| matches!(it.record, Record::RunStarted { .. }));
-        runs.extend(starts.map(|entry| entry.seq));
-        match page.last() {
-            Some(last) if has_more => after = last.seq,
-            Some(_) | None => return Ok(runs),
+    let mut runs = Vec::new();
+    for_each_record(session, |entry| {
+        if matches!(entry.record, Record::RunStarted { .. }) {
+            runs.push(entry.seq);
         }
-    }
+    })
+    .await?;
+    Ok(runs)
 }

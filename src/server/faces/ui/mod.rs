@@ -107,7 +107,7 @@ async fn run(
         run.idempotency_key = received.key().map(str::to_owned);
     });
     let start = chats::start(state, caller, agent, id, (run, ID_PAIR));
-    let begun = begin::begin(state, received, None, start).await?;
+    let begun = begin::begin(state, received, || None, start).await?;
     Ok(answer(state, begun, KnownWaits::default()))
 }
 
