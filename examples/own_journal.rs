@@ -173,7 +173,13 @@ impl Journal for FileJournal {
         })
     }
 
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
+    // All documents are kept, so it need not be known who uses them.
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        _: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()> {
         Box::pin(async move {
             let mut file = File::create(self.document_path(key)).await.map_err(write_error)?;
             file.write_all(text.as_bytes()).await.map_err(write_error)?;

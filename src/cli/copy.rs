@@ -125,7 +125,7 @@ async fn copy_all(from: &StoredJournal, to: &dyn Journal) -> Result<Copied, Jour
     mark_as_copy(to).await?;
     for key in deletion_keys() {
         let Some(text) = from.document(&key)? else { break };
-        to.put_document(&key, &text).await?;
+        to.put_document(&key, &text, None).await?;
     }
     // In the order of creation, so that a session comes after the one that it depends on.
     let mut sessions: Vec<(u64, SessionId)> = Vec::new();
@@ -188,7 +188,7 @@ async fn copy_documents(
         if to.document(&key).await?.is_none()
             && let Some(text) = from.document(&key)?
         {
-            to.put_document(&key, &text).await?;
+            to.put_document(&key, &text, None).await?;
         }
     }
     Ok(())

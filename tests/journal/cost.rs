@@ -177,8 +177,13 @@ impl Journal for Counted {
         self.sqlite.remove(sessions)
     }
 
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
-        self.sqlite.put_document(key, text)
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        used_by: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()> {
+        self.sqlite.put_document(key, text, used_by)
     }
 
     fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {

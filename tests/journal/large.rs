@@ -1,4 +1,5 @@
-//! A journal of very many sessions: what deletions, lists and long reads cost. It prints times, and asserts none.
+//! A journal of very many sessions, or of a long one: what deletions, lists, long reads and faces cost. It prints times,
+//! and asserts none.
 //!
 //! ```sh
 //! CALLSHEET_SESSIONS=1000000 cargo test --release --test journal -- large:: --ignored --nocapture
@@ -39,6 +40,10 @@ fn multiply(dir: &Path, count: u32) {
                  SELECT base.number + i, t.seq, 1700000000000 + i * 1000, t.body FROM n, base, template t
                  ORDER BY i, t.seq;
              INSERT INTO running SELECT base.number + i FROM n, base WHERE i > {count} - 200;
+             INSERT INTO documents(key, text) SELECT printf('chat-%064x', i), d.text
+                 FROM n, (SELECT text FROM documents WHERE key LIKE 'chat-%' LIMIT 1) d;
+             INSERT INTO document_uses(session, key) SELECT base.number + i, printf('chat-%064x', i)
+                 FROM n, base, (SELECT 1 FROM documents WHERE key LIKE 'chat-%' LIMIT 1);
              COMMIT;"
         ))
         .unwrap();
@@ -122,8 +127,7 @@ async fn list(served: &HostServer, query: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "it takes minutes; its figures are for a quiet machine"]
 async fn costs_of_a_large_journal() {
-    let count = std::env::var("CALLSHEET_SESSIONS").ok();
-    let count = count.and_then(|count| count.parse().ok()).unwrap_or(200_000);
+    let count = count();
     let text = "An answer of a few words. ".repeat(20);
     let directory = HostDirectory::new(json!({"responses": [{"text": [text]}]})).await;
     let served = directory.start("", "").await;
@@ -171,5 +175,83 @@ async fn costs_of_a_large_journal() {
         futures::future::join(backup, delete(&served, 200)).await;
     })
     .await;
+    served.shutdown().await;
+}
+
+fn count() -> u32 {
+    let count = std::env::var("CALLSHEET_SESSIONS").ok();
+    count.and_then(|count| count.parse().ok()).unwrap_or(200_000)
+}
+
+/// Each session has a note of a history. A request with a known history of 1,000 messages is refused after its session
+/// was found, and one for an unknown model before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it takes minutes; its figures are for a quiet machine"]
+async fn costs_of_the_faces_of_a_large_journal() {
+    const MESSAGES: usize = 1_000;
+    const CHAT: &str = "/v1/chat/completions";
+    let directory = HostDirectory::new(json!({"responses": [{"text": ["An answer."]}]})).await;
+    let served = directory.start("", "").await;
+    served.open("template").await;
+    served.run("template", "A question.").await;
+    let message = |at: usize| {
+        let role = if at.is_multiple_of(2) { "user" } else { "assistant" };
+        json!({"role": role, "content": format!("Message {at} of a long talk. ").repeat(4)})
+    };
+    let mut messages: Vec<_> = (0..MESSAGES - 1).map(message).collect();
+    let body = json!({"model": "default", "messages": messages});
+    let answer = served.post(CHAT, body).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    messages.push(answer.json()["choices"][0]["message"].clone());
+    served.shutdown().await;
+    multiply(&directory.dir, count());
+
+    let rest = "[journal]\nresume = \"manual\"";
+    let served = directory.start("max_sessions = 100000000", rest).await;
+    let tools = json!([{"type": "function", "function": {"name": "calculator"}}]);
+    for (model, status) in [("unknown", 404), ("default", 400)] {
+        let mut times = Vec::new();
+        for at in 0..100 {
+            let input = json!({"role": "user", "content": format!("Question {at}?")});
+            let all: Vec<_> = messages.iter().chain([&input]).collect();
+            let body = json!({"model": model, "messages": all, "tools": tools});
+            let began = Instant::now();
+            let answer = served.post(CHAT, body).await;
+            times.push(began.elapsed());
+            assert_eq!(answer.status, status, "{answer:?}");
+        }
+        println!("history of {MESSAGES} messages, model {model}: {}", percentiles(times));
+    }
+    served.shutdown().await;
+}
+
+/// Joins a response of a session that sleeps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "it takes a minute; its figures are for a quiet machine"]
+async fn costs_of_a_join_in_a_long_session() {
+    const RECORDS: u64 = 10_000;
+    let directory = HostDirectory::new(json!({"responses": [{"text": ["An answer."]}]})).await;
+    let served = directory.start("idle_after = \"1ms\"", "").await;
+    served.open("long").await;
+    while served.snapshot("long").await["seq"].as_u64() < Some(RECORDS) {
+        for _ in 0..50 {
+            served.run("long", "A question.").await;
+        }
+    }
+    let body =
+        json!({"model": "default", "input": "The last question.", "conversation": "conv_long"});
+    let response = served.post("/v1/responses", body).await;
+    assert_eq!(response.status, 200, "{response:?}");
+    let id = response.json()["id"].as_str().unwrap().to_owned();
+    let mut times = Vec::new();
+    for _ in 0..30 {
+        served.asleep().await;
+        let path = format!("/v1/responses/{id}?stream=true&starting_after=1");
+        let began = Instant::now();
+        let joined = served.get(&path).await;
+        times.push(began.elapsed());
+        assert!(joined.body.contains("response.completed"), "{joined:?}");
+    }
+    println!("join of the last response after {RECORDS} records: {}", percentiles(times));
     served.shutdown().await;
 }

@@ -416,7 +416,7 @@ fn a_database_that_was_truncated_is_not_written() {
     let lost = Raw::new("b");
     lost.append(&journal, 1);
     assert_eq!(lost.next(), (1, BatchStatus::Failed(failure.clone())));
-    assert_eq!(block_on(journal.put_document("key", "text")), Err(failure));
+    assert_eq!(block_on(journal.put_document("key", "text", None)), Err(failure));
 }
 
 #[cfg(unix)]
@@ -436,7 +436,7 @@ fn a_database_that_is_not_at_its_path_is_not_written() {
         lost.append(&journal, 1);
         assert_eq!(lost.next(), (1, BatchStatus::Failed(failure.clone())));
         assert_eq!(block_on(journal.remove(&[id("a")])), Err(failure.clone()));
-        assert_eq!(block_on(journal.put_document("key", "text")), Err(failure));
+        assert_eq!(block_on(journal.put_document("key", "text", None)), Err(failure));
     };
     refuses("removed");
     fs::write(dir.database(), "another file").unwrap();

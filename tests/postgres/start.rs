@@ -129,7 +129,7 @@ async fn a_reader_reads_beside_a_host() {
     let Some(database) = database().await else { return };
     let journal = open(&database.url()).await;
     store_session(&journal, "s", 3).await;
-    journal.put_document("key", "text").await.unwrap();
+    journal.put_document("key", "text", None).await.unwrap();
     let reader = within(PostgresReader::open(&database.url())).await.unwrap();
     let entries = reader.read(&id("s"), callsheet::record::Seq(0)).await.unwrap();
     assert_eq!(entries, journal.read(&id("s"), callsheet::record::Seq(0)).await.unwrap());

@@ -62,7 +62,7 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
     assert!(listed(&all).await.iter().eq([&a, &b]), "list is in the order of the ids");
     let first = SessionQuery { limit: 1, ..SessionQuery::default() };
     assert!(listed(&first).await.iter().eq([&a]), "list respects limit");
-    let later = SessionQuery { after: Some(a), ..SessionQuery::default() };
+    let later = SessionQuery { after: Some(a.clone()), ..SessionQuery::default() };
     assert!(listed(&later).await.iter().eq([&b]), "list respects after");
     let newest = SessionQuery { order: SessionOrder::Newest, ..SessionQuery::default() };
     let whole = journal.list(&newest).await.unwrap_or_else(|error| panic!("list: {error}"));
@@ -84,7 +84,10 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
 
     assert_eq!(journal.document("check").await, Ok(None), "no document");
     for text in ["first", "second"] {
-        journal.put_document("check", text).await.unwrap_or_else(|e| panic!("put_document: {e}"));
+        journal
+            .put_document("check", text, None)
+            .await
+            .unwrap_or_else(|e| panic!("put_document: {e}"));
         assert_eq!(
             journal.document("check").await,
             Ok(Some(text.to_owned())),
@@ -96,6 +99,13 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
         check_ownership(&*journal, &*open().await, &*open().await).await;
     }
     let removes_documents = check_unused_documents(&*journal, &mut logs).await;
+    let points = ["chat-of-b", "chat-of-both", "chat-of-nobody"];
+    for (key, users) in points.iter().zip([&[&b][..], &[&a, &b], &[&session("unknown")]]) {
+        for &user in users {
+            let put = journal.put_document(key, key, Some(user)).await;
+            put.unwrap_or_else(|e| panic!("put_document: {e}"));
+        }
+    }
     let removed = journal.remove(&[b.clone(), session("unknown")]).await;
     removed.unwrap_or_else(|e| panic!("remove: {e}"));
     assert_eq!(journal.find(&b).await, Ok(None), "a removed session is not found");
@@ -106,6 +116,10 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
     assert_eq!(kept, Ok(!removes_documents), "the document of a removed session is not used");
     let kept = journal.document("tools-of-a").await.map(|text| text.is_some());
     assert_eq!(kept, Ok(true), "a document that a session names is kept");
+    for (key, is_kept) in points.iter().zip([!removes_documents, true, true]) {
+        let kept = journal.document(key).await.map(|text| text.is_some());
+        assert_eq!(kept, Ok(is_kept), "{key}: points are deleted with the last session of theirs");
+    }
     journal.close().await;
     if !journal.is_lasting() {
         return;
@@ -128,7 +142,7 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
 /// Checks the deletion of documents that no record names. Returns whether the engine deletes them.
 async fn check_unused_documents(journal: &dyn Journal, logs: &mut [TestLog; 2]) -> bool {
     let put = async |key: &str| {
-        journal.put_document(key, key).await.unwrap_or_else(|e| panic!("put_document: {e}"));
+        journal.put_document(key, key, None).await.unwrap_or_else(|e| panic!("put_document: {e}"));
     };
     let has = async |key: &str| {
         journal.document(key).await.unwrap_or_else(|e| panic!("document: {e}")).is_some()
@@ -264,7 +278,7 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
         one.dead_hosts(STATUS_WAIT_MAX).await.unwrap_or_else(|error| panic!("dead_hosts: {error}"));
     assert!(!dead.contains(&third_id), "a host that has closed its journal is not dead");
     let replace = async |host: &dyn Ownership, before, text| {
-        let replaced = host.replace_document("check-replaced", before, text).await;
+        let replaced = host.replace_document("check-replaced", before, text, None).await;
         replaced.unwrap_or_else(|error| panic!("replace_document: {error}"))
     };
     assert!(replace(one, None, "a").await, "a document that is not stored is stored");

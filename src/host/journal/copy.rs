@@ -26,7 +26,7 @@ pub async fn mark_as_copy(journal: &dyn Journal) -> Result<(), JournalError> {
         return Err(JournalError::Write(reason.to_owned()));
     }
     let (key, text) = restored::MARK;
-    journal.put_document(key, text).await
+    journal.put_document(key, text, None).await
 }
 
 /// Stores a session with its entries, which keep their numbers and times. A part that is stored already, as by a copy that

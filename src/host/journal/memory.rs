@@ -11,7 +11,7 @@ use super::{
     AppendStatus, Batch, BatchRefusal, BatchStatus, Journal, JournalEntry, JournalError,
     JournalFuture, SessionOrder, SessionQuery, SessionSummary, unix_ms,
 };
-use callsheet_values::record::Seq;
+use callsheet_values::record::{HISTORY_POINTS, Seq};
 use callsheet_values::types::SessionId;
 
 /// Stores records in memory. Every batch counts as durable at once.
@@ -140,14 +140,32 @@ impl Journal for MemoryJournal {
             let mut uses = self.uses.lock();
             if !uses.is_empty() {
                 let removed: BTreeSet<&SessionId> = sessions.iter().collect();
-                uses.retain(|(session, _)| !removed.contains(session));
+                let (ended, kept): (BTreeSet<_>, _) = std::mem::take(&mut *uses)
+                    .into_iter()
+                    .partition(|(session, _)| removed.contains(session));
+                *uses = kept;
+                let points = ended.iter().filter(|(_, key)| key.starts_with(HISTORY_POINTS));
+                for (_, key) in points {
+                    if !uses.iter().any(|(_, used)| used == key) {
+                        self.documents.lock().remove(key);
+                    }
+                }
             }
         })
     }
 
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        used_by: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()> {
         in_memory(|| {
+            let sessions = self.sessions.lock();
             self.documents.lock().insert(key.to_owned(), (unix_ms(), text.to_owned()));
+            if let Some(session) = used_by.filter(|session| sessions.contains_key(*session)) {
+                self.uses.lock().insert((session.clone(), key.to_owned()));
+            }
         })
     }
 

@@ -180,11 +180,17 @@ pub trait Journal: Send + Sync + fmt::Debug {
 
     /// Stores a text that belongs to no session, such as a list of tool definitions. A text that was stored
     /// under the same key is replaced. It is durable when the future is ready. A key has at most 128 characters of
-    /// a-z, A-Z, 0-9, `_` and `-`.
+    /// a-z, A-Z, 0-9, `_` and `-`. The session `used_by`, if it is stored, then uses the text, as if one of its records
+    /// named it. A text whose key begins with [`HISTORY_POINTS`](callsheet_values::record::HISTORY_POINTS) is deleted with the last session that uses it.
     ///
     /// # Errors
     /// If it cannot be stored.
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()>;
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        used_by: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()>;
 
     /// Returns the text that was stored under a key.
     ///
@@ -193,8 +199,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>>;
 
     /// Deletes the documents whose keys begin with `prefix`, which were stored before this Unix time in
-    /// milliseconds, and which no record of a stored session [names](JournalEntry::document_key). A document that
-    /// was stored again counts as new. An engine that keeps all documents need not implement this.
+    /// milliseconds, and which no stored session uses: none of its records [names](JournalEntry::document_key) it. A
+    /// document that was stored again counts as new. An engine that keeps all documents need not implement this.
     ///
     /// # Errors
     /// If they could not be deleted. Some may have been.

@@ -106,6 +106,7 @@ pub trait Ownership: Send + Sync + fmt::Debug {
         key: &'a str,
         before: Option<&'a str>,
         text: &'a str,
+        used_by: Option<&'a SessionId>,
     ) -> JournalFuture<'a, bool>;
 
     /// Waits until this host has lost trees, because another host has taken them, or because this host has not shown in

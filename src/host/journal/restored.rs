@@ -26,5 +26,5 @@ pub(crate) async fn is_waiting_copy(journal: &dyn Journal) -> Result<bool, Journ
 /// # Errors
 /// If it cannot be stored.
 pub(crate) async fn let_copy_go_on(journal: &dyn Journal) -> Result<(), JournalError> {
-    journal.put_document(DOCUMENT, GOES_ON).await
+    journal.put_document(DOCUMENT, GOES_ON, None).await
 }

@@ -217,8 +217,13 @@ impl Journal for SharedJournal {
         })
     }
 
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
-        self.store.records.put_document(key, text)
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        used_by: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()> {
+        self.store.records.put_document(key, text, used_by)
     }
 
     fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {
@@ -333,12 +338,13 @@ impl Ownership for SharedJournal {
         key: &'a str,
         before: Option<&'a str>,
         text: &'a str,
+        used_by: Option<&'a SessionId>,
     ) -> JournalFuture<'a, bool> {
         Box::pin(async move {
             let _replaces = self.store.replaces.lock().await;
             let is_same = self.document(key).await?.as_deref() == before;
             if is_same {
-                self.put_document(key, text).await?;
+                self.put_document(key, text, used_by).await?;
             }
             Ok(is_same)
         })

@@ -162,8 +162,13 @@ impl Journal for ClaimedJournal {
         contained(async move { self.engine.remove(sessions).await })
     }
 
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
-        contained(async move { self.engine.put_document(key, text).await })
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        used_by: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()> {
+        contained(async move { self.engine.put_document(key, text, used_by).await })
     }
 
     fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {

@@ -158,7 +158,7 @@ impl CrashLoop {
     async fn store_or_log(&self) {
         let _storing = self.storing.lock().await;
         let text = serde_json::to_string(&*self.lives.lock()).unwrap_or_default();
-        if let Err(error) = self.journal.put_document(DOCUMENT, &text).await {
+        if let Err(error) = self.journal.put_document(DOCUMENT, &text, None).await {
             tracing::warn!(%error, "host_lives_not_stored");
         }
     }
@@ -194,7 +194,7 @@ impl CrashLoop {
             change(&mut lives);
             let text = serde_json::to_string(&lives).unwrap_or_default();
             let is_stored = before.as_ref() == Some(&text)
-                || ownership.replace_document(DOCUMENT, before.as_deref(), &text).await?;
+                || ownership.replace_document(DOCUMENT, before.as_deref(), &text, None).await?;
             if is_stored {
                 *self.lives.lock() = lives;
                 return Ok(());
@@ -495,9 +495,9 @@ mod tests {
             let journal = Arc::new(crate::journal::MemoryJournal::new());
             let lives = HostLives { is_running: true, crashes: 2, ..HostLives::default() };
             let text = serde_json::to_string(&lives).unwrap();
-            journal.put_document(DOCUMENT, &text).await.unwrap();
+            journal.put_document(DOCUMENT, &text, None).await.unwrap();
             if is_copy {
-                journal.put_document("restored_copy", "waits").await.unwrap();
+                journal.put_document("restored_copy", "waits", None).await.unwrap();
             }
             let begun = CrashLoop::begin(journal).await.unwrap();
             assert_eq!(begun.lives.lock().crashes, crashes);

@@ -99,13 +99,13 @@ async fn store(
         let rest = added.split_off(added.len().min(PAGE_LENGTH - page.deletions.len()));
         page.deletions.extend(added.iter().cloned());
         let is_stored = match journal.ownership() {
-            None => journal.put_document(&key, &page.text()).await.map(|()| true)?,
+            None => journal.put_document(&key, &page.text(), None).await.map(|()| true)?,
             Some(ownership) => {
                 let old = if is_new { journal.document(&key).await? } else { Some(before) };
                 let begun = pages(old.as_slice()).pop();
                 let is_begun = is_new && begun.is_some_and(|begun| begun.number >= page.number);
                 let text = page.text();
-                !is_begun && ownership.replace_document(&key, old.as_deref(), &text).await?
+                !is_begun && ownership.replace_document(&key, old.as_deref(), &text, None).await?
             }
         };
         if is_stored {

@@ -3,7 +3,7 @@
 //!
 //! A history has a hash, which its protocol computes. The journal has a document for each, under that hash, so that the
 //! search for it reads one document, however many sessions there are. It is written when an answer ends; no append
-//! touches it. A session that is deleted is removed from a document when it is found there.
+//! touches it. It is deleted with the last of its sessions.
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
@@ -11,11 +11,8 @@ use tokio::sync::Mutex;
 use super::Host;
 use super::error::HostError;
 use crate::journal::{Journal, JournalError};
-use callsheet_values::record::{Record, Seq};
+use callsheet_values::record::{HISTORY_POINTS, Record, Seq};
 use callsheet_values::types::{RunId, SessionId};
-
-/// The beginning of the keys of documents.
-const KEY_PREFIX: &str = "chat-";
 
 /// Maximum number of points with the same history. The oldest are forgotten.
 const POINTS_MAX: usize = 16;
@@ -69,31 +66,34 @@ impl HistoryLocks {
         self.0.get(digits.unwrap_or_default() % LOCKS)
     }
 
-    /// Changes a document.
-    async fn change(
+    /// Adds a point to a document.
+    async fn add(
         &self,
         journal: &dyn Journal,
         hash: &str,
-        change: impl Fn(&mut Vec<HistoryPoint>),
+        point: &HistoryPoint,
     ) -> Result<(), JournalError> {
         let _guard = match self.of(hash) {
             Some(lock) => Some(lock.lock().await),
             None => None,
         };
-        let key = key(hash);
+        let (key, used_by) = (key(hash), Some(&point.session));
         for _ in 0..WRITES_MAX {
             let before = journal.document(&key).await?;
-            let old = points(before.as_deref());
-            let mut new = old.clone();
-            change(&mut new);
-            if new == old {
+            let mut points = points(before.as_deref());
+            if points.contains(point) {
                 return Ok(());
             }
+            points.retain(|other| other.session != point.session);
+            points.push(point.clone());
+            points.drain(..points.len().saturating_sub(POINTS_MAX));
             // Cannot fail: all its keys are texts.
-            let text = serde_json::to_string(&new).unwrap_or_default();
+            let text = serde_json::to_string(&points).unwrap_or_default();
             let is_stored = match journal.ownership() {
-                None => journal.put_document(&key, &text).await.map(|()| true)?,
-                Some(owner) => owner.replace_document(&key, before.as_deref(), &text).await?,
+                None => journal.put_document(&key, &text, used_by).await.map(|()| true)?,
+                Some(owner) => {
+                    owner.replace_document(&key, before.as_deref(), &text, used_by).await?
+                }
             };
             if is_stored {
                 break;
@@ -120,12 +120,6 @@ impl Host {
                 known.push(KnownHistory { point: point.clone(), is_whole });
             }
         }
-        if known.len() < noted.len() {
-            let is_known = |point: &HistoryPoint| known.iter().any(|known| known.point == *point);
-            let gone = |point: &HistoryPoint| noted.contains(point) && !is_known(point);
-            let remove = |points: &mut Vec<HistoryPoint>| points.retain(|point| !gone(point));
-            shared.history_locks.change(&*shared.journal, hash, remove).await?;
-        }
         Ok(known)
     }
 
@@ -145,17 +139,12 @@ impl Host {
         let found = shared.journal.find(session).await?;
         let opened = found.ok_or_else(|| HostError::NoSuchSession(session.clone()))?.opened;
         let point = HistoryPoint { session: session.clone(), seq, opened, waiting_run };
-        let add = |points: &mut Vec<HistoryPoint>| {
-            points.retain(|other| other.session != point.session);
-            points.push(point.clone());
-            points.drain(..points.len().saturating_sub(POINTS_MAX));
-        };
-        Ok(shared.history_locks.change(&*shared.journal, hash, add).await?)
+        Ok(shared.history_locks.add(&*shared.journal, hash, &point).await?)
     }
 }
 
 fn key(hash: &str) -> String {
-    format!("{KEY_PREFIX}{hash}")
+    format!("{HISTORY_POINTS}{hash}")
 }
 
 /// Reads a document. One that a later version has written counts as empty.

@@ -104,7 +104,7 @@ impl<T: LearntValue> Learnt<T> {
         let _storing = self.storing.lock().await;
         while let Some(value) = self.unstored() {
             let text = serde_json::to_string(&value).unwrap_or_default();
-            match journal.put_document(&self.key, &text).await {
+            match journal.put_document(&self.key, &text, None).await {
                 Ok(()) => self.state.lock().stored = value,
                 Err(error) => {
                     tracing::warn!(%error, "model_tokens_not_stored");

@@ -201,7 +201,7 @@ impl ToolServers {
             let text = serde_json::to_string(&list).unwrap_or_default();
             let sha256: Arc<str> = sha256_hex(&text).into();
             let key = frozen_tools_key(&sha256);
-            self.journal.put_document(&key, &text).await?;
+            self.journal.put_document(&key, &text, None).await?;
             sha256
         };
         let frozen = self.shared_frozen_tools(agent, sha256, list, missing);
@@ -274,7 +274,7 @@ impl ToolServers {
         }
         let text = serde_json::to_string(&**listing).unwrap_or_default();
         let key = listing_key(server);
-        match self.journal.put_document(&key, &text).await {
+        match self.journal.put_document(&key, &text, None).await {
             Ok(()) => {
                 self.last_listings.lock().insert(server.to_owned(), Arc::clone(listing));
             }
@@ -286,7 +286,7 @@ impl ToolServers {
     /// Stores how a server is started, for the next host.
     pub(super) async fn keep_startup(&self, server: &dyn ToolServer, startup: &'static str) {
         let Some(key) = server.startup_key().map(|key| startup_key(&key)) else { return };
-        if let Err(error) = self.journal.put_document(&key, startup).await {
+        if let Err(error) = self.journal.put_document(&key, startup, None).await {
             tracing::warn!(server = server.name(), %error, "tool_server_startup_not_stored");
         }
     }

@@ -484,6 +484,10 @@ pub enum Record {
 /// The beginning of the keys of the journal's documents with frozen lists of tools.
 pub const FROZEN_TOOLS: &str = "tools-";
 
+/// The beginning of the keys of the journal's documents with points of sessions at which clients hold a history. The
+/// rest is the history's hash. Such a document is deleted with the last session that uses it.
+pub const HISTORY_POINTS: &str = "chat-";
+
 /// Returns the key of the journal's document with a frozen list of tools.
 pub fn frozen_tools_key(sha256: &str) -> String {
     format!("{FROZEN_TOOLS}{sha256}")

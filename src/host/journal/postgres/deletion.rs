@@ -6,6 +6,7 @@ use super::super::JournalError;
 use super::encoding::signed;
 use super::pool::ConnectionPool;
 use super::trees::OwnedTrees;
+use callsheet_values::types::SessionId;
 
 /// Deletes a part of a removed session: at most 1,000 records. The last part deletes the row of the session. The records
 /// that forks share are kept, and the row with them.
@@ -85,6 +86,7 @@ pub(super) async fn replace_document(
     key: &str,
     before: Option<&str>,
     text: &str,
+    used_by: Option<&SessionId>,
 ) -> Result<bool, JournalError> {
     let replace = "
         WITH replaced AS (
@@ -94,9 +96,15 @@ pub(super) async fn replace_document(
             INSERT INTO documents (key, text, stored)
             SELECT $1, $2, (extract(epoch FROM clock_timestamp()) * 1000)::bigint WHERE $3::text IS NULL
             ON CONFLICT (key) DO NOTHING RETURNING key)
-        SELECT key FROM replaced UNION ALL SELECT key FROM added";
-    let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-        [(&key, Type::TEXT), (&text, Type::TEXT), (&before, Type::TEXT)];
+        , stored AS (SELECT key FROM replaced UNION ALL SELECT key FROM added)
+        , used AS (
+            INSERT INTO document_uses (session, key)
+            SELECT number, $1 FROM sessions, stored WHERE id = $4
+            ON CONFLICT DO NOTHING)
+        SELECT key FROM stored";
+    let used_by = used_by.map(SessionId::as_str);
+    let parameters: [(&(dyn ToSql + Sync), Type); 4] =
+        [(&key, Type::TEXT), (&text, Type::TEXT), (&before, Type::TEXT), (&used_by, Type::TEXT)];
     let rows = pool.query(replace, &parameters).await.map_err(|failure| failure.write_error())?;
     Ok(!rows.is_empty())
 }
@@ -106,11 +114,18 @@ pub(super) async fn put_document(
     pool: &ConnectionPool,
     key: &str,
     text: &str,
+    used_by: Option<&SessionId>,
 ) -> Result<(), JournalError> {
     let put = "
+        WITH used AS (
+            INSERT INTO document_uses (session, key)
+            SELECT number, $1 FROM sessions WHERE id = $3
+            ON CONFLICT DO NOTHING)
         INSERT INTO documents (key, text, stored) VALUES ($1, $2, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
         ON CONFLICT (key) DO UPDATE SET text = excluded.text, stored = excluded.stored";
-    let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&key, Type::TEXT), (&text, Type::TEXT)];
+    let used_by = used_by.map(SessionId::as_str);
+    let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+        [(&key, Type::TEXT), (&text, Type::TEXT), (&used_by, Type::TEXT)];
     pool.query(put, &parameters).await.map_err(|failure| failure.write_error())?;
     Ok(())
 }

@@ -345,8 +345,13 @@ impl Journal for PostgresJournal {
         })
     }
 
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
-        Box::pin(deletion::put_document(&self.shared.pool, key, text))
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        used_by: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()> {
+        Box::pin(deletion::put_document(&self.shared.pool, key, text, used_by))
     }
 
     fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {

@@ -219,8 +219,9 @@ impl Ownership for PostgresJournal {
         key: &'a str,
         before: Option<&'a str>,
         text: &'a str,
+        used_by: Option<&'a SessionId>,
     ) -> JournalFuture<'a, bool> {
-        Box::pin(deletion::replace_document(&self.shared.pool, key, before, text))
+        Box::pin(deletion::replace_document(&self.shared.pool, key, before, text, used_by))
     }
 
     fn lost(&self) -> BoxFuture<'_, Vec<SessionId>> {

@@ -119,7 +119,7 @@ const OPEN: &str = "
         ON CONFLICT DO NOTHING)
     SELECT n.k, opened.number, opened.root FROM n LEFT JOIN opened ON opened.k = n.k";
 
-/// Hides sessions. Further parameters: the trees' places and the sessions. Returns the places of the owned trees (0) and
+/// Hides sessions, and deletes the documents with points of histories that only they use. Further parameters: the trees' places and the sessions. Returns the places of the owned trees (0) and
 /// the sessions that were there (1).
 const HIDE: &str = fenced!(
     ", h AS (
@@ -128,7 +128,11 @@ const HIDE: &str = fenced!(
         RETURNING sessions.number)
     , ended AS (DELETE FROM running USING h WHERE running.session = h.number)
     , idle AS (DELETE FROM touched USING h WHERE touched.session = h.number)
-    , used AS (DELETE FROM document_uses USING h WHERE document_uses.session = h.number)
+    , used AS (DELETE FROM document_uses USING h WHERE document_uses.session = h.number RETURNING key)
+    , points AS (
+        DELETE FROM documents USING used WHERE documents.key = used.key AND starts_with(used.key, 'chat-')
+        AND NOT EXISTS (
+            SELECT 1 FROM document_uses u WHERE u.key = used.key AND u.session NOT IN (SELECT number FROM h)))
     SELECT 0, k FROM t UNION ALL SELECT 1, number FROM h"
 );
 

@@ -210,7 +210,7 @@ impl<'d> TargetDirectory<'d> {
 /// Marks a copy, and closes its database.
 fn mark(mut copy: Connection) -> rusqlite::Result<()> {
     let (key, text) = MARK;
-    database::put_document(&mut copy, key, text)?;
+    database::put_document(&mut copy, key, text, None)?;
     copy.close().map_err(|(_, error)| error)
 }
 

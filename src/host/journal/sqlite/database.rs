@@ -13,6 +13,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionB
 use super::super::{JournalError, unix_ms};
 use super::errors::{self, RESTORE_HINT};
 use super::{data_directory, pages, query};
+use callsheet_values::types::SessionId;
 
 /// The application id in the file: `CSHJ`.
 const APPLICATION_ID: i32 = 0x4353_484a;
@@ -95,11 +96,16 @@ pub(super) fn put_document(
     connection: &mut Connection,
     key: &str,
     text: &str,
+    used_by: Option<&SessionId>,
 ) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     create_document_tables(&transaction)?;
     let insert = "INSERT OR REPLACE INTO documents(key, text, stored) VALUES (?1, ?2, ?3)";
     transaction.execute(insert, (key, text, unix_ms()))?;
+    if let Some(session) = used_by {
+        let insert = "INSERT OR IGNORE INTO document_uses(session, key) SELECT number, ?2 FROM sessions WHERE id = ?1";
+        transaction.execute(insert, (session.as_str(), key))?;
+    }
     transaction.commit()
 }
 
@@ -132,7 +138,7 @@ pub(super) fn set_log_kept(connection: &Connection, is_kept: bool) -> rusqlite::
 /// Notes, in the database itself, that it is whole only with its log. If another connection reads the log, the note may
 /// stay there.
 pub(super) fn note_log(connection: &mut Connection) -> rusqlite::Result<()> {
-    put_document(connection, LOG_IN_USE, "")?;
+    put_document(connection, LOG_IN_USE, "", None)?;
     connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
 }
 

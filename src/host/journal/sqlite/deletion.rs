@@ -7,6 +7,7 @@
 use rusqlite::{OptionalExtension as _, Transaction};
 
 use super::{database, query, rows};
+use callsheet_values::record::HISTORY_POINTS;
 use callsheet_values::types::SessionId;
 
 /// A text that is greater than the ids of sessions that are being deleted, and less than all others.
@@ -52,6 +53,10 @@ pub(super) fn hide(
         let stop = "DELETE FROM running WHERE session = ?1";
         transaction.prepare_cached(stop)?.execute([row.number])?;
         if has_documents {
+            let delete = "DELETE FROM documents
+                WHERE key IN (SELECT key FROM document_uses WHERE session = ?1 AND substr(key, 1, length(?2)) = ?2)
+                AND NOT EXISTS (SELECT 1 FROM document_uses u WHERE u.key = documents.key AND u.session <> ?1)";
+            transaction.prepare_cached(delete)?.execute((row.number, HISTORY_POINTS))?;
             let release = "DELETE FROM document_uses WHERE session = ?1";
             transaction.prepare_cached(release)?.execute([row.number])?;
         }

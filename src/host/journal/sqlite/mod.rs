@@ -347,8 +347,13 @@ impl Journal for SqliteJournal {
         })
     }
 
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
-        let task = WriterTask::PutDocument(key.to_owned(), text.to_owned());
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        used_by: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()> {
+        let task = WriterTask::PutDocument(key.to_owned(), text.to_owned(), used_by.cloned());
         Box::pin(async move { self.run_on_writer(task).await.map(drop) })
     }
 

@@ -35,8 +35,8 @@ pub(super) struct QueuedBatch {
 
 /// A task of the writer besides storing batches. Tasks keep their order among batches.
 pub(super) enum WriterTask {
-    /// Stores a document: its key and its text.
-    PutDocument(String, String),
+    /// Stores a document: its key, its text and the session that uses it.
+    PutDocument(String, String, Option<SessionId>),
     /// Deletes documents without uses: the beginning of their keys, and the time before which they were stored.
     RemoveDocuments(String, u64),
     /// Hides sessions: they do not exist any more.

@@ -359,7 +359,7 @@ async fn after_a_failed_fsync_of_a_document_no_record_is_acknowledged() {
     let faults = DiskFaults { synced_file: Some("/dev/null".into()), ..DiskFaults::default() };
     let strict = options(Durability::Strict);
     let journal = Arc::new(SqliteJournal::open_with_faults(&dir.0, strict, faults).unwrap());
-    journal.put_document("model-a", "{}").await.unwrap_err();
+    journal.put_document("model-a", "{}", None).await.unwrap_err();
     let failure = journal.failure().unwrap().to_string();
     assert!(failure.contains("cannot be synced"), "{failure}");
     let session = log(&journal, "first", 0);
@@ -605,7 +605,7 @@ async fn documents_stay_for_forks_and_those_of_earlier_programs_for_ever() {
         .unwrap();
     drop(connection);
     let journal = open(&dir, Durability::Strict);
-    journal.put_document("tools-new", "new").await.unwrap();
+    journal.put_document("tools-new", "new", None).await.unwrap();
     let session = log(&journal, "origin", 0);
     let frozen = Record::ToolsFrozen { sha256: "new".into() };
     session.append(vec![opened("x"), frozen], Urgency::Urgent, || ());

@@ -222,14 +222,19 @@ impl Journal for Engine {
         })
     }
 
-    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
+    fn put_document<'a>(
+        &'a self,
+        key: &'a str,
+        text: &'a str,
+        used_by: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, ()> {
         Box::pin(async move {
             if self.fails_document.swap(false, Ordering::SeqCst) {
                 return Err(JournalError::Full);
             }
             self.documents.fetch_add(1, Ordering::SeqCst);
             wait_while(|| self.holds_documents.load(Ordering::SeqCst)).await;
-            self.inner.put_document(key, text).await
+            self.inner.put_document(key, text, used_by).await
         })
     }
 

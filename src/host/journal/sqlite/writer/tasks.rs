@@ -40,10 +40,10 @@ impl JournalWriter {
     pub(super) fn perform(&mut self, task: WriterTask) -> Result<bool, JournalError> {
         self.check_usable()?;
         match task {
-            WriterTask::PutDocument(key, text) => {
+            WriterTask::PutDocument(key, text, used_by) => {
                 self.check_writable()?;
                 let written = self.write_unlocked(|database| {
-                    database::put_document(&mut database.connection, &key, &text)
+                    database::put_document(&mut database.connection, &key, &text, used_by.as_ref())
                 });
                 written.map_err(|error| errors::write_error(&error))?;
                 self.erasure.note_copies();
