@@ -50,10 +50,14 @@ pub(super) trait Fold: Send + 'static {
     fn has_ended(&self) -> bool;
 
     /// Returns a part without effect, for clients that take comments for silence.
-    fn idle_part(&self) -> Option<FacePart>;
+    fn idle_part(&self) -> Option<FacePart> {
+        None
+    }
 
     /// Adds the parts of an error that is no event, and returns true. Without such parts the connection is aborted.
-    fn fail(&mut self, error: &HostError, parts: &mut Vec<FacePart>) -> bool;
+    fn fail(&mut self, _error: &HostError, _parts: &mut Vec<FacePart>) -> bool {
+        false
+    }
 
     /// Returns work that is done before the terminal part is sent.
     fn before_end(&mut self) -> Option<BoxFuture<'static, ()>> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use callsheet_host::runtime::{CurrentRun, PendingApproval};
+use callsheet_host::runtime::{PendingApproval, SessionSnapshot};
 use callsheet_values::event::{ApprovalRequest, ChildEvent, Event, PublishedEvent, WaitingFor};
 use callsheet_values::types::{CallKey, Seq, SessionId, WaitPhase};
 
@@ -40,10 +40,7 @@ impl WaitId {
 
     /// Returns the id of the call: of a child session with the session before it.
     pub(super) fn call_id(&self) -> String {
-        match &self.child {
-            Some(child) => format!("{child}.{}", self.key),
-            None => self.key.to_string(),
-        }
+        call_id(self.child.as_ref(), self.key)
     }
 
     /// Returns the phase that a decision names, if it must.
@@ -63,85 +60,63 @@ impl FromStr for WaitId {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let (text, is_after) = match text.strip_suffix(".after") {
-            Some(text) => (text, true),
-            None => (text, false),
+        let after = text.strip_suffix(".after");
+        let (call, sha) = after.unwrap_or(text).rsplit_once('.').ok_or(())?;
+        let (child, key) = match call.rsplit_once('.') {
+            Some((child, key)) => (Some(SessionId::parse(child).map_err(|_| ())?), key),
+            None => (None, call),
         };
-        let mut parts = text.rsplit('.');
-        let (Some(sha), Some(key)) = (parts.next(), parts.next()) else { return Err(()) };
-        let child = parts.next().map(SessionId::parse).transpose().map_err(|_| ())?;
-        let key = key.parse().map_err(|_| ())?;
-        let is_whole = !sha.is_empty() && parts.next().is_none();
-        let id = Self { child, key, is_after, arguments_sha256: sha.to_owned() };
-        is_whole.then_some(id).ok_or(())
+        let (key, arguments_sha256) = (key.parse().map_err(|_| ())?, sha.to_owned());
+        let id = Self { child, key, is_after: after.is_some(), arguments_sha256 };
+        (!sha.is_empty()).then_some(id).ok_or(())
     }
+}
+
+/// Returns the id of a call for clients. `child`: its session, if it is one of a child session.
+pub(super) fn call_id(child: Option<&SessionId>, key: CallKey) -> String {
+    child.map_or_else(|| key.to_string(), |child| format!("{child}.{key}"))
 }
 
 /// What is known about the waits of a run before its events are read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownWaits {
-    /// The approvals and questions that the client has answered in this message, now or before.
+    /// The approvals and questions that the client has answered in this message: of this session now or before, of child
+    /// sessions now.
     pub(super) answered: BTreeSet<WaitId>,
-    /// The calls of child sessions about which the client has decided now.
-    pub(super) decided_children: Vec<String>,
     /// The calls that the client has run in this message.
     pub(super) answered_calls: BTreeSet<CallKey>,
     /// Those that were asked up to `upto` and are open.
-    open: BTreeSet<WaitId>,
+    pub(super) open: BTreeSet<WaitId>,
     /// The last record of the session.
     pub(super) upto: Seq,
 }
 
 impl KnownWaits {
-    /// Returns what the state of a run tells.
-    pub(super) fn of_run(run: Option<&CurrentRun>, upto: Seq) -> Self {
-        let approvals = run.iter().flat_map(|run| &run.approvals);
+    /// Returns what the state of a session tells about its run in progress.
+    pub(super) fn of(snapshot: &SessionSnapshot) -> Self {
+        let approvals = snapshot.current_run.iter().flat_map(|run| &run.approvals);
         let open = approvals.filter_map(WaitId::of_pending).collect();
-        Self { open, upto, ..Self::default() }
-    }
-
-    /// Adds the answers of the client.
-    pub(super) fn with(self, answers: Self) -> Self {
-        let Self { open, upto, .. } = self;
-        Self { open, upto, ..answers }
-    }
-
-    /// Returns the approvals and questions that are open.
-    pub(super) fn open(&self) -> impl Iterator<Item = &WaitId> {
-        self.open.iter()
-    }
-
-    /// Returns whether it waits.
-    pub(super) fn is_open(&self, id: &WaitId) -> bool {
-        self.open.contains(id)
-    }
-
-    fn state(&self, id: &WaitId, seq: Option<Seq>) -> CallState {
-        if self.answered.contains(id) {
-            return CallState::Answered;
-        }
-        let is_past = seq.is_some_and(|seq| seq <= self.upto);
-        if is_past && !self.open.contains(id) { CallState::Runs } else { CallState::Waits }
+        Self { open, upto: snapshot.seq, ..Self::default() }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallState {
-    Runs,
+    /// It runs, or waits for the client's decision.
+    Open,
     /// The client has to run it.
     ByClient,
     /// An earlier call must go on first.
     Blocked,
-    /// The client has to act.
-    Waits,
-    /// The client has acted.
-    Answered,
 }
 
-impl CallState {
-    fn is_waiting(self) -> bool {
-        matches!(self, Self::ByClient | Self::Waits)
-    }
+/// An approval or a question that waits for the client.
+#[derive(Debug)]
+struct OpenRequest {
+    id: WaitId,
+    request: ApprovalRequest,
+    /// The run's own call: the one that waits, or the one that the child session is below.
+    call: CallKey,
 }
 
 /// The calls of a turn that have not ended, and what they wait for.
@@ -151,8 +126,8 @@ pub(super) struct WaitingCalls {
     has_response_ended: bool,
     calls: BTreeMap<CallKey, CallState>,
     ended: BTreeSet<CallKey>,
-    /// The approvals of child sessions that are open, with the calls that they are below.
-    of_children: BTreeMap<(SessionId, CallKey), CallKey>,
+    /// What waits for the client, by the ids of the calls.
+    requests: BTreeMap<String, OpenRequest>,
     /// Number of the client's answers whose calls have not been seen. `None`: it has given none to the run's own calls.
     unseen_answers: Option<usize>,
 }
@@ -166,15 +141,17 @@ impl WaitingCalls {
             has_response_ended: false,
             calls: BTreeMap::new(),
             ended: BTreeSet::new(),
-            of_children: BTreeMap::new(),
+            requests: BTreeMap::new(),
             unseen_answers: Some(answers).filter(|answers| *answers > 0),
         }
     }
 
     /// Returns whether the run goes on only when its client has acted.
     pub(super) fn wait_for_client(&self) -> bool {
-        let has_child = |call: &CallKey| self.of_children.values().any(|parent| parent == call);
-        let waits = |(call, state): (&CallKey, &CallState)| state.is_waiting() || has_child(call);
+        let waits = |(call, state): (&CallKey, &CallState)| {
+            *state == CallState::ByClient
+                || self.requests.values().any(|request| request.call == *call)
+        };
         self.has_response_ended
             && self.calls.iter().any(waits)
             && self.calls.iter().all(|call| waits(call) || *call.1 == CallState::Blocked)
@@ -186,6 +163,11 @@ impl WaitingCalls {
         by_client.map(|(call, _)| *call)
     }
 
+    /// Returns the approvals and questions that are open, of the calls of this session and of its children.
+    pub(super) fn requests(&self) -> impl Iterator<Item = (&WaitId, &ApprovalRequest)> {
+        self.requests.values().map(|OpenRequest { id, request, .. }| (id, request))
+    }
+
     /// Returns whether the events have come to the place where the client has given its answers: all of them have been
     /// asked for.
     pub(super) fn are_at_answers(&self) -> bool {
@@ -194,8 +176,9 @@ impl WaitingCalls {
 
     /// Applies an event of the run.
     pub(super) fn push(&mut self, published: &PublishedEvent) {
+        let event = &published.event;
         let starts_anew = matches!(
-            published.event,
+            event,
             Event::TurnStarted
                 | Event::AttemptStarted { .. }
                 | Event::AttemptVoided { .. }
@@ -205,76 +188,90 @@ impl WaitingCalls {
             self.has_response_ended = false;
             self.calls.clear();
             self.ended.clear();
-            self.of_children.clear();
-        } else if let Event::ResponseEnded { response } = &published.event {
+            self.requests.clear();
+        } else if let Event::ResponseEnded { response } = event {
             self.has_response_ended = true;
-            for call in &response.calls {
-                self.add(call.key);
-            }
-        } else if let Event::ApprovalAsked { request } = &published.event {
-            let id = WaitId::of_request(request, None);
-            let state = self.known.state(&id, published.id.map(|id| id.seq));
-            self.set(id.key, state);
-        } else if let Event::CallWaiting { call, by_client, waiting_for, .. } = &published.event {
+            response.calls.iter().for_each(|call| self.add(call.key));
+        } else if let Event::ApprovalAsked { request } = event {
+            self.calls.insert(request.call.key, CallState::Open);
+            self.ask(request, published.id.map(|id| id.seq), None);
+        } else if let Event::CallWaiting { call, by_client, waiting_for, .. } = event {
             self.set_waiting(call.key, *by_client, *waiting_for);
-        } else if let Event::CallStarted { call, .. } = &published.event {
-            // The state of a call that asks a question is sent again to those that join.
-            let state = self.calls.get_mut(&call.key);
-            if let Some(state) = state.filter(|state| **state == CallState::Blocked) {
-                *state = CallState::Runs;
+        } else if let Event::CallStarted { call, .. } = event {
+            if let Some(state) = self.calls.get_mut(&call.key)
+                && *state == CallState::Blocked
+            {
+                *state = CallState::Open;
             }
-        } else if let Event::ApprovalGiven { call, .. } = &published.event {
-            self.calls.entry(call.key).and_modify(|state| *state = CallState::Runs);
-        } else if let Event::CallEnded { result, .. } = &published.event {
+        } else if let Event::ApprovalGiven { call, .. } = event {
+            self.requests.remove(&call.key.to_string());
+            self.calls.entry(call.key).and_modify(|state| *state = CallState::Open);
+        } else if let Event::CallEnded { result, .. } = event {
             self.end(result.call.key);
-        } else if let Event::CallDiscarded { call, .. } = &published.event {
+        } else if let Event::CallDiscarded { call, .. } = event {
             self.end(call.key);
-        } else if let Event::OfChild { call, event } = &published.event {
+        } else if let Event::OfChild { call, event } = event {
             self.push_child(*call, event);
         }
     }
 
+    fn add(&mut self, key: CallKey) {
+        if !self.ended.contains(&key) && !self.calls.contains_key(&key) {
+            self.calls.insert(key, CallState::Open);
+            self.see_answer(self.known.answered_calls.contains(&key));
+        }
+    }
+
+    fn see_answer(&mut self, is_answer: bool) {
+        let unseen = |answers: usize| answers.saturating_sub(is_answer.into());
+        self.unseen_answers = self.unseen_answers.map(unseen);
+    }
+
+    /// Adds an approval or a question. `seq`: the record that has asked. `child`: the session of the call, and the call
+    /// that it is below, unless it is one of this session.
+    fn ask(
+        &mut self,
+        request: &ApprovalRequest,
+        seq: Option<Seq>,
+        child: Option<(&SessionId, CallKey)>,
+    ) {
+        let id = WaitId::of_request(request, child.map(|(session, _)| session));
+        let is_past = seq.is_some_and(|seq| seq <= self.known.upto);
+        self.requests.remove(&id.call_id());
+        if self.known.answered.contains(&id) {
+            self.see_answer(child.is_none());
+        } else if !is_past || self.known.open.contains(&id) {
+            let call = child.map_or(id.key, |(_, parent)| parent);
+            let request = OpenRequest { id: id.clone(), request: request.clone(), call };
+            self.requests.insert(id.call_id(), request);
+        }
+    }
+
     fn set_waiting(&mut self, call: CallKey, by_client: bool, waiting_for: WaitingFor) {
-        let is_blocked = matches!(waiting_for, WaitingFor::Ticket | WaitingFor::Exclusive);
         if by_client && !self.known.answered_calls.contains(&call) {
+            self.requests.remove(&call.to_string());
             self.calls.insert(call, CallState::ByClient);
-        } else if is_blocked && !self.calls.get(&call).is_some_and(|state| state.is_waiting()) {
+        } else if matches!(waiting_for, WaitingFor::Ticket | WaitingFor::Exclusive)
+            && self.calls.get(&call) != Some(&CallState::ByClient)
+        {
             self.calls.insert(call, CallState::Blocked);
         }
     }
 
     fn push_child(&mut self, parent: CallKey, child: &ChildEvent) {
         if let Event::ApprovalAsked { request } = &child.event {
-            let id = WaitId::of_request(request, Some(&child.session));
-            if self.known.state(&id, None) == CallState::Waits {
-                self.of_children.insert((child.session.clone(), id.key), parent);
-            }
+            self.ask(request, None, Some((&child.session, parent)));
         } else if let Event::ApprovalGiven { call, .. } = &child.event {
-            self.of_children.remove(&(child.session.clone(), call.key));
+            self.requests.remove(&call_id(Some(&child.session), call.key));
         } else if let Event::CallEnded { result, .. } = &child.event {
-            self.of_children.remove(&(child.session.clone(), result.call.key));
+            self.requests.remove(&call_id(Some(&child.session), result.call.key));
         }
-    }
-
-    fn add(&mut self, key: CallKey) {
-        if self.ended.contains(&key) || self.calls.contains_key(&key) {
-            return;
-        }
-        let is_answered = self.known.answered_calls.contains(&key);
-        self.set(key, if is_answered { CallState::Answered } else { CallState::Runs });
-    }
-
-    fn set(&mut self, key: CallKey, state: CallState) {
-        if state == CallState::Answered {
-            self.unseen_answers = self.unseen_answers.map(|answers| answers.saturating_sub(1));
-        }
-        self.calls.insert(key, state);
     }
 
     fn end(&mut self, key: CallKey) {
         self.calls.remove(&key);
         self.ended.insert(key);
-        self.of_children.retain(|_, parent| *parent != key);
+        self.requests.retain(|_, request| request.call != key);
     }
 }
 

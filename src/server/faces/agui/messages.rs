@@ -4,21 +4,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::request::{AguiMessage, text_of};
+use super::super::chats::{self, ChatBody as _};
+use super::request::{AguiMessage, RunAgentInput, text_of};
+use callsheet_values::event::EventId;
 use callsheet_values::message::Message;
 use callsheet_values::record::{JournalEntry, Record};
 use callsheet_values::types::{
     CallKey, Content, ContentPart, Image, Metadata, RunId, Seq, ToolCall,
 };
 
-/// The name of the pair of a run's metadata that holds the id of the client's message.
-pub(super) const ID_PAIR: &str = "agui";
-
 /// Returns the id of the message with which a run began.
 pub(super) fn input_id(run: &RunId, metadata: &Metadata) -> String {
-    metadata.get(ID_PAIR).map_or_else(|| own_input_id(run), str::to_owned)
+    metadata.get(RunAgentInput::ID_PAIR).map_or_else(|| own_input_id(run), str::to_owned)
 }
 
 /// Returns the id of the message with which a run began, if the client's id cannot be used.
@@ -26,8 +25,13 @@ pub(super) fn own_input_id(run: &RunId) -> String {
     format!("{run}.input")
 }
 
-pub(super) fn steer_id(seq: Seq) -> String {
-    format!("steer_{seq}")
+/// A thread before a run.
+#[derive(Debug, Default)]
+pub(super) struct ThreadSnapshot {
+    pub(super) messages: Vec<Value>,
+    /// The ids of the client's messages that are not among them.
+    pub(super) ids: MessageIds,
+    pub(super) variables: Map<String, Value>,
 }
 
 /// Messages of a thread in order, with their ids. Each is found once.
@@ -78,7 +82,8 @@ impl MessageIds {
             let id = if taken.insert(id.clone()) { id } else { own_input_id(run_id) };
             self.push(Some(entry.seq), "user", id, &input.text());
         } else if let Record::Steered { input, .. } = &entry.record {
-            self.push(Some(entry.seq), "user", steer_id(entry.seq), &input.text());
+            let event = EventId { seq: entry.seq, bytes: 0 };
+            self.push(Some(entry.seq), "user", chats::steer_id(Some(event)), &input.text());
         } else if let Record::ResponseEnded { turn, attempt, message, .. } = &entry.record
             && message.calls.is_empty()
         {
@@ -115,22 +120,13 @@ impl ThreadIds {
     }
 }
 
-/// The messages of a history.
-#[derive(Debug, Default)]
-pub(super) struct HistoryMessages {
-    pub(super) messages: Vec<Value>,
-    /// True if a message has no other id than its place in the history.
-    pub(super) lacks_ids: bool,
-}
-
-/// Returns the messages of a history.
-pub(super) fn of_history(history: &[Arc<Message>], ids: &mut ThreadIds) -> HistoryMessages {
-    let (mut messages, mut calls) = (Vec::new(), BTreeMap::new());
-    let mut lacks_ids = false;
+/// Returns the messages of a history, and whether each has an id that is more than its place in the history.
+pub(super) fn of_history(history: &[Arc<Message>], ids: &mut ThreadIds) -> (Vec<Value>, bool) {
+    let (mut messages, mut calls, mut has_all_ids) = (Vec::new(), BTreeMap::new(), true);
     for (index, message) in history.iter().enumerate() {
         let mut id_of = |role: &str, text: &str| {
             ids.find(role, text).unwrap_or_else(|| {
-                lacks_ids = true;
+                has_all_ids = false;
                 format!("h{index}")
             })
         };
@@ -155,7 +151,7 @@ pub(super) fn of_history(history: &[Arc<Message>], ids: &mut ThreadIds) -> Histo
             }
         }
     }
-    HistoryMessages { messages, lacks_ids }
+    (messages, has_all_ids)
 }
 
 /// Returns the id of the message of a response, from the key of one of its calls.

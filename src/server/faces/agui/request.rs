@@ -1,13 +1,17 @@
 //! The request of AG-UI, `RunAgentInput`. The thread is the session. The client sends all messages that it has; only the
 //! last ones say something new, and `resume` answers what the last run waited for.
 
-use serde::Deserialize;
-use serde_json::{Value, json};
+use std::sync::Arc;
 
-use super::super::chats::ChatError;
-use super::super::replies::{Decision, Replies};
-use super::super::waits::{KnownWaits, WaitId};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::super::error::ApiError;
+use super::super::chats::{self, ChatBody};
+use super::super::replies::{ChatAction, Replies};
+use super::super::waits::KnownWaits;
 use callsheet_host::runtime::SessionSnapshot;
+use callsheet_host::telemetry::FaceKind;
 use callsheet_tools::ToolOutput;
 use callsheet_values::config::{ClientTool, RunOverrides};
 use callsheet_values::types::{Content, ContentPart, Image};
@@ -17,7 +21,7 @@ use callsheet_values::types::{Content, ContentPart, Image};
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RunAgentInput {
-    pub(super) thread_id: String,
+    thread_id: String,
     pub(super) run_id: String,
     pub(super) messages: Vec<AguiMessage>,
     #[serde(default)]
@@ -69,23 +73,14 @@ enum ResumeStatus {
     Cancelled,
 }
 
-/// The action that a request asks for.
-#[derive(Debug)]
-pub(super) enum AguiAction {
-    /// A run with this input.
-    Run(Content),
-    /// The rest of the run that waits.
-    Rest(Replies),
-}
-
 impl RunAgentInput {
-    pub(super) fn asked(&self) -> Result<AguiAction, ChatError> {
+    pub(super) fn asked(&self) -> Result<ChatAction, ApiError> {
         let resume = self.resume.as_deref().unwrap_or_default();
         match self.messages.last().map(|message| message.role.as_str()) {
-            _ if !resume.is_empty() => Ok(AguiAction::Rest(self.replies(resume)?)),
-            Some("user") => Ok(AguiAction::Run(self.input()?)),
-            Some("tool") => Ok(AguiAction::Rest(self.replies(resume)?)),
-            Some(_) | None => Err(ChatError::bad_request(
+            _ if !resume.is_empty() => Ok(ChatAction::Rest(self.replies(resume)?)),
+            Some("user") => Ok(ChatAction::Run(self.input()?)),
+            Some("tool") => Ok(ChatAction::Rest(self.replies(resume)?)),
+            Some(_) | None => Err(chats::bad_request(
                 "messages: the last one must be one of the user or the result of a tool, unless \
                  resume answers what the run waits for",
             )),
@@ -102,47 +97,57 @@ impl RunAgentInput {
         self.messages.split_last().map_or(&[], |(_, earlier)| earlier)
     }
 
-    /// Returns the id of the last message.
-    pub(super) fn last_id(&self) -> &str {
-        self.messages.last().map_or("", |message| &message.id)
-    }
-
     /// Returns the input of the last message.
-    pub(super) fn input(&self) -> Result<Content, ChatError> {
+    pub(super) fn input(&self) -> Result<Content, ApiError> {
         let last = self.messages.last().map_or(&Value::Null, |message| &message.content);
         input(last, self.messages.len().saturating_sub(1))
     }
 
-    fn replies(&self, resume: &[ResumeEntry]) -> Result<Replies, ChatError> {
-        let decisions = resume.iter().enumerate().map(|(at, entry)| entry.decision(at));
-        let results = self.messages.iter().filter(|message| message.role == "tool");
-        let results = results.filter_map(|message| {
-            let key = message.tool_call_id.as_deref()?.parse().ok()?;
+    fn replies(&self, resume: &[ResumeEntry]) -> Result<Replies, ApiError> {
+        let mut replies = Replies::default();
+        for (at, entry) in resume.iter().enumerate() {
+            let invalid = |reason: &str| chats::bad_request(format!("resume[{at}]: {reason}"));
+            entry.add_to(&mut replies).map_err(invalid)?;
+        }
+        for message in self.messages.iter().filter(|message| message.role == "tool") {
+            let key = message.tool_call_id.as_deref().and_then(|id| id.parse().ok());
+            let Some(key) = key else { continue };
             let text = text_of(&message.content);
-            Some(match &message.error {
-                Some(error) if text.is_empty() => {
-                    (key, ToolOutput::from(error.clone()).into_error())
-                }
-                Some(_) => (key, ToolOutput::from(text).into_error()),
-                None => (key, ToolOutput::from(text)),
-            })
-        });
-        Ok(Replies { decisions: decisions.collect::<Result<_, _>>()?, results: results.collect() })
+            let output = match &message.error {
+                Some(error) if text.is_empty() => ToolOutput::from(error.clone()).into_error(),
+                Some(_) => ToolOutput::from(text).into_error(),
+                None => ToolOutput::from(text),
+            };
+            replies.results.push((key, output));
+        }
+        Ok(replies)
+    }
+}
+
+impl ChatBody for RunAgentInput {
+    const FACE: FaceKind = FaceKind::Agui;
+    const ID_PAIR: &'static str = "agui";
+
+    fn chat(&self) -> &str {
+        &self.thread_id
     }
 
-    /// Returns what the request changes of the agent: the tools that the client runs, and the context as instructions.
-    pub(super) fn overrides(&self) -> RunOverrides {
-        let tools = self.tools.iter().map(|tool| {
-            let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object"}));
-            ClientTool::new(&tool.name, &tool.description, schema)
+    fn last_id(&self) -> &str {
+        self.messages.last().map_or("", |message| &message.id)
+    }
+
+    /// The tools are those that the client runs, and the context becomes instructions.
+    fn overrides(&self) -> RunOverrides {
+        let tools = self.tools.iter().map(|AguiTool { name, description, parameters }| {
+            chats::client_tool(name, description, parameters.as_ref())
         });
+        let tools: Arc<[ClientTool]> = tools.collect();
         let context = self.context.iter();
         let context =
             context.map(|AguiContext { description, value }| format!("{description}:\n{value}"));
         let instructions = context.collect::<Vec<_>>().join("\n\n");
         RunOverrides::default().with(|overrides| {
-            overrides.client_tools = Some(tools.collect())
-                .filter(|tools: &std::sync::Arc<[ClientTool]>| !tools.is_empty());
+            overrides.client_tools = Some(tools).filter(|tools| !tools.is_empty());
             overrides.instructions = Some(instructions).filter(|text| !text.is_empty());
         })
     }
@@ -150,30 +155,24 @@ impl RunAgentInput {
 
 impl ResumeEntry {
     /// The payload is `{"approved", "message"?}`, a boolean, or the object that a question with a form asks for.
-    fn decision(&self, at: usize) -> Result<Decision, ChatError> {
-        let invalid = |reason: &str| ChatError::bad_request(format!("resume[{at}]: {reason}"));
-        let id: WaitId =
-            self.interrupt_id.parse().map_err(|()| invalid("interruptId is none of this API"))?;
+    fn add_to(&self, replies: &mut Replies) -> Result<(), &'static str> {
+        let id = self.interrupt_id.parse().map_err(|()| "interruptId is none of this API")?;
         let approved = self.payload.get("approved").unwrap_or(&self.payload).as_bool();
         let message = self.payload.get("message").and_then(Value::as_str).map(str::to_owned);
-        Ok(match (self.status, approved) {
-            (ResumeStatus::Cancelled, _) => {
-                Decision { id, is_approved: false, message, content: None }
-            }
+        match (self.status, approved) {
+            (ResumeStatus::Cancelled, _) => replies.decide(id, false, message, None),
             (ResumeStatus::Resolved, Some(is_approved)) => {
-                Decision { id, is_approved, message, content: None }
+                replies.decide(id, is_approved, message, None);
             }
             (ResumeStatus::Resolved, None) if self.payload.is_object() => {
-                let content = Some(self.payload.clone());
-                Decision { id, is_approved: true, message: None, content }
+                replies.decide(id, true, None, Some(self.payload.clone()));
             }
             (ResumeStatus::Resolved, None) => {
-                return Err(invalid(
-                    "payload must be {\"approved\": true or false, \"message\"?}, or the object that the \
-                     question asks for",
-                ));
+                return Err("payload must be {\"approved\": true or false, \"message\"?}, or the \
+                            object that the question asks for");
             }
-        })
+        }
+        Ok(())
     }
 }
 
@@ -181,17 +180,15 @@ impl ResumeEntry {
 pub(super) fn check_answered(
     snapshot: &SessionSnapshot,
     replies: &Replies,
-) -> Result<(), ChatError> {
-    let known = KnownWaits::of_run(snapshot.current_run.as_ref(), snapshot.seq);
-    let is_answered = |id: &WaitId| replies.decisions.iter().any(|decision| decision.id == *id);
-    let open: Vec<String> =
-        known.open().filter(|id| !is_answered(id)).map(ToString::to_string).collect();
+) -> Result<(), ApiError> {
+    let KnownWaits { open, answered, .. } = replies.known(snapshot);
+    let open: Vec<String> = open.difference(&answered).map(ToString::to_string).collect();
     if open.is_empty() {
         return Ok(());
     }
     let message =
         format!("resume must answer all interrupts that are open; it lacks {}", open.join(", "));
-    Err(ChatError::bad_request(message))
+    Err(chats::bad_request(message))
 }
 
 #[derive(Deserialize)]
@@ -214,30 +211,26 @@ enum PartSource {
     },
 }
 
-fn input(content: &Value, at: usize) -> Result<Content, ChatError> {
+fn input(content: &Value, at: usize) -> Result<Content, ApiError> {
+    let path = format!("messages[{at}].content");
     let parts = match content {
         Value::String(text) => return Ok(text.as_str().into()),
         Value::Array(parts) => parts,
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
-            let message = format!("messages[{at}].content: must be a text or a list of parts");
-            return Err(ChatError::bad_request(message));
+            let message = format!("{path}: must be a text or a list of parts");
+            return Err(chats::bad_request(message));
         }
     };
-    let parts = parts.iter().enumerate().map(|(part, value)| {
-        let invalid = |reason: String| {
-            ChatError::bad_request(format!("messages[{at}].content[{part}]: {reason}"))
-        };
-        let url = match InputPart::deserialize(value) {
-            Ok(InputPart::Text { text }) => return Ok(ContentPart::Text(text)),
-            Ok(InputPart::Image { source: PartSource::Url { value } }) => value,
-            Ok(InputPart::Image { source: PartSource::Data { value, mime_type } }) => {
+    chats::read_parts(parts, &path, "a text or an image", |part| {
+        let url = match part {
+            InputPart::Text { text } => return Ok(ContentPart::Text(text)),
+            InputPart::Image { source: PartSource::Url { value } } => value,
+            InputPart::Image { source: PartSource::Data { value, mime_type } } => {
                 format!("data:{mime_type};base64,{value}")
             }
-            Err(error) => return Err(invalid(format!("must be a text or an image: {error}"))),
         };
-        Image::parse(&url).map(ContentPart::Image).map_err(|error| invalid(error.to_string()))
-    });
-    Ok(Content::from(parts.collect::<Result<Vec<_>, _>>()?))
+        Image::parse(&url).map(ContentPart::Image).map_err(|error| error.to_string())
+    })
 }
 
 /// Returns the text of a message.

@@ -7,19 +7,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::super::chats;
 use super::super::retries::RunPlace;
 use super::super::stream::{FacePart, Fold};
-use super::super::waits::{KnownWaits, WaitId, WaitingCalls};
-use callsheet_host::runtime::HostError;
+use super::super::waits::{KnownWaits, WaitId, WaitingCalls, call_id};
 use callsheet_values::event::{
     ApprovalRequest, CallLabel, ChildEvent, Event, EventForm, PublishedEvent, ResponseSummary,
-    RunStats,
 };
 use callsheet_values::types::{
-    ApprovalVerdict, CallKey, Content, ContentPart, FinishReason, Image, Question, RunEnd,
-    RunError, Seq, ToolResult, ToolStatus, Usage, VerdictWithMessage,
+    ApprovalVerdict, CallKey, Content, ContentPart, FinishReason, Image, RunEnd, Seq, ToolCall,
+    ToolResult, ToolStatus,
 };
 
 /// The state of the message that the page builds.
@@ -27,36 +26,66 @@ use callsheet_values::types::{
 pub(super) struct UiFold {
     place: RunPlace,
     open_calls: WaitingCalls,
-    /// The last record that the page may know, and whether the page has the parts of the events that are read.
+    /// The last record that the page may know.
     upto: Seq,
+    /// True while events are read whose parts the page has.
     is_known_to_page: bool,
     has_started: bool,
     is_in_step: bool,
-    attempt: u32,
-    /// The texts and the thinking of the attempt, and whether the last one is open.
-    blocks: Vec<Block>,
-    is_block_open: bool,
-    /// The calls of the step that have a part.
-    shown: BTreeMap<CallKey, ShownCall>,
-    /// The index of the attempt's next call.
-    next_index: u32,
-    has_response_ended: bool,
-    /// The events of calls that wait for the part of an earlier call. A page that joins gets the ends of calls before the
-    /// states of those that are open.
-    held: Vec<Event>,
+    attempt: UiAttempt,
     /// The last parts of the turn's calls that have ended.
     ended: BTreeMap<CallKey, ToolResult>,
     /// The calls of child sessions that have a part and have not ended: those that have waited for an approval, with the
     /// request unless the page has answered it.
     of_children: BTreeMap<String, Option<(WaitId, Box<ApprovalRequest>)>>,
     has_ended: bool,
+    /// The chunks of the event that is read.
+    chunks: Vec<Value>,
 }
 
+/// The parts of the attempt in progress.
+#[derive(Debug, Default)]
+struct UiAttempt {
+    number: u32,
+    /// The texts and the thinking. Only the last one may be open.
+    blocks: Vec<Block>,
+    /// The calls that have a part.
+    shown: BTreeMap<CallKey, ShownCall>,
+    /// The index of the next call that may get a part: any, when the response has ended.
+    next_index: u32,
+    /// The events of calls that wait for the part of an earlier call. A page that joins gets the ends of calls before the
+    /// states of those that are open.
+    held: Vec<Event>,
+}
+
+impl UiAttempt {
+    fn new(number: u32) -> Self {
+        Self { number, ..Self::default() }
+    }
+
+    /// Returns whether an event is one of a call, and an earlier call of the response in progress has no part yet.
+    fn is_too_early(&self, event: &Event) -> bool {
+        call_of(event).is_some_and(|key| key.attempt == self.number && key.index > self.next_index)
+    }
+}
+
+/// A text or the thinking.
 #[derive(Debug)]
 struct Block {
-    is_thinking: bool,
+    kind: &'static str,
     id: String,
     text: String,
+    is_open: bool,
+}
+
+impl Block {
+    fn chunk(&self, step: &str) -> Value {
+        json!({"type": format!("{}-{step}", self.kind), "id": self.id})
+    }
+
+    fn delta(&self, text: &str) -> Value {
+        json!({"type": format!("{}-delta", self.kind), "id": self.id, "delta": text})
+    }
 }
 
 #[derive(Debug, Default)]
@@ -73,468 +102,372 @@ struct ShownCall {
 impl UiFold {
     /// Creates the fold of a run's message. With answers of the page it begins behind the place where they were given.
     pub(super) fn new(place: RunPlace, known: KnownWaits) -> Self {
-        let upto = known.upto;
-        let is_known_to_page = !known.answered.is_empty() || !known.answered_calls.is_empty();
-        let of_children = known.decided_children.iter().map(|id| (id.clone(), None)).collect();
+        let answered_children = known.answered.iter().filter(|id| id.child.is_some());
         Self {
             place,
+            upto: known.upto,
+            is_known_to_page: !known.answered.is_empty() || !known.answered_calls.is_empty(),
+            of_children: answered_children.map(|id| (id.call_id(), None)).collect(),
             open_calls: WaitingCalls::new(known),
-            upto,
-            is_known_to_page,
             has_started: false,
             is_in_step: false,
-            attempt: 1,
-            blocks: Vec::new(),
-            is_block_open: false,
-            shown: BTreeMap::new(),
-            next_index: 0,
-            has_response_ended: false,
-            held: Vec::new(),
+            attempt: UiAttempt::new(1),
             ended: BTreeMap::new(),
-            of_children,
             has_ended: false,
+            chunks: Vec::new(),
         }
     }
 
-    fn metadata(&self) -> Value {
-        json!({"session_id": self.place.session, "run_id": self.place.run})
+    fn add(&mut self, chunk: Value) {
+        self.chunks.push(chunk);
     }
 
-    fn start(&mut self) -> Value {
-        self.has_started = true;
-        json!({"type": "start", "messageId": self.place.run, "messageMetadata": self.metadata()})
+    /// Adds data that the page does not keep.
+    fn add_transient(&mut self, kind: &str, data: &Value) {
+        self.add(json!({"type": format!("data-{kind}"), "data": data, "transient": true}));
     }
 
-    fn add_event(&mut self, published: &PublishedEvent, chunks: &mut Chunks) {
-        if let Event::OfChild { call, event } = &published.event {
-            self.add_child(*call, event, chunks);
-        } else if let Event::RunEnded { end, output, error, finish_reason, stats, .. } =
-            &published.event
-        {
-            self.end(
-                *end,
-                output.as_deref(),
-                (error.as_ref(), finish_reason.as_ref()),
-                stats,
-                chunks,
-            );
-        } else if let Event::InputRemoved { .. } = &published.event {
-            self.finish("other", json!({}), chunks);
-        } else if let Some((is_thinking, text)) = published.event.text() {
-            self.add_text(published.turn, is_thinking, text, chunks);
-        } else {
-            self.add_step_event(published, chunks);
-            self.add_call_event(&published.event, chunks);
-        }
-    }
-
-    fn add_step_event(&mut self, published: &PublishedEvent, chunks: &mut Chunks) {
-        if let Event::TurnStarted = &published.event {
-            self.begin_attempt(1);
+    fn add_event(&mut self, published: &PublishedEvent) {
+        let event = &published.event;
+        if let Some((is_thinking, text)) = event.text() {
+            self.add_text(published.turn, is_thinking, text);
+        } else if let Event::TurnStarted = event {
+            self.attempt = UiAttempt::new(1);
             self.ended.clear();
             self.is_in_step = true;
-            chunks.add(json!({"type": "start-step"}));
+            self.add(json!({"type": "start-step"}));
         } else if let Event::AttemptStarted { attempt, .. } | Event::AttemptVoided { attempt, .. } =
-            &published.event
+            event
         {
-            self.begin_attempt(*attempt);
-            chunks.add(json!({"type": "reset-step"}));
-        } else if let Event::ResponseEnded { response } = &published.event {
-            self.end_response(response, chunks);
-        } else if let Event::TurnEnded { .. } = &published.event {
-            self.end_step(chunks);
-        } else if let Event::RunSteered { input, .. } = &published.event {
-            let seq = published.id.map_or(Seq(0), |id| id.seq);
-            let parts: Vec<Value> = user_parts(input).collect();
-            chunks.add(
-                json!({"type": "steering-message", "id": format!("steer_{seq}"), "parts": parts}),
-            );
+            self.attempt = UiAttempt::new(*attempt);
+            self.add(json!({"type": "reset-step"}));
+        } else if let Event::ResponseEnded { response } = event {
+            self.end_response(response);
+        } else if let Event::TurnEnded { .. } = event {
+            self.end_step();
+        } else if let Event::RunSteered { input, .. } = event {
+            let (id, parts) = (chats::steer_id(published.id), user_parts(input));
+            self.add(json!({"type": "steering-message", "id": id, "parts": parts}));
+        } else if let Event::OfChild { call, event } = event {
+            self.add_child(*call, event);
+        } else if let Event::RunEnded { .. } = event {
+            self.end(event);
+        } else if let Event::InputRemoved { .. } = event {
+            self.finish("other", &chats::run_names(&self.place));
+        } else if self.attempt.is_too_early(event) {
+            self.attempt.held.push(event.clone());
+        } else {
+            self.add_call_event(event);
+            self.release();
         }
     }
 
-    fn begin_attempt(&mut self, attempt: u32) {
-        self.attempt = attempt;
-        (self.blocks, self.is_block_open) = (Vec::new(), false);
-        self.shown.clear();
-        (self.next_index, self.has_response_ended) = (0, false);
-        self.held.clear();
-    }
-
-    fn add_text(&mut self, turn: u32, is_thinking: bool, text: &str, chunks: &mut Chunks) {
-        if self.blocks.last().is_some_and(|block| block.is_thinking != is_thinking) {
-            self.end_block(chunks);
+    fn add_text(&mut self, turn: u32, is_thinking: bool, text: &str) {
+        let kind = if is_thinking { "reasoning" } else { "text" };
+        let last = self.attempt.blocks.last();
+        if !last.is_some_and(|block| block.is_open && block.kind == kind) {
+            self.end_block();
+            let id = format!("t{turn}a{}.{}", self.attempt.number, self.attempt.blocks.len());
+            let block = Block { kind, id, text: String::new(), is_open: true };
+            self.chunks.push(block.chunk("start"));
+            self.attempt.blocks.push(block);
         }
-        if !std::mem::replace(&mut self.is_block_open, true) {
-            let id = format!("t{turn}a{}.{}", self.attempt, self.blocks.len());
-            chunks.add(json!({"type": format!("{}-start", block_kind(is_thinking)), "id": id}));
-            self.blocks.push(Block { is_thinking, id, text: String::new() });
-        }
-        if let Some(block) = self.blocks.last_mut() {
+        if let Some(block) = self.attempt.blocks.last_mut() {
             block.text.push_str(text);
-            chunks.add(block_delta(block, text));
+            self.chunks.push(block.delta(text));
         }
     }
 
-    fn end_block(&mut self, chunks: &mut Chunks) {
-        let block = self.blocks.last().filter(|_| self.is_block_open);
-        if let Some(Block { is_thinking, id, .. }) = block {
-            chunks.add(json!({"type": format!("{}-end", block_kind(*is_thinking)), "id": id}));
-        }
-        self.is_block_open = false;
-    }
-
-    /// Adds the parts of the step again, without those of calls that wait for an earlier one: as long as a call has
-    /// neither a result nor a question, a page does not send what its user has decided.
-    fn hide_blocked_calls(&mut self, chunks: &mut Chunks) {
-        let is_blocked = |(key, shown): (&CallKey, &ShownCall)| {
-            !self.ended.contains_key(key) && shown.asked.is_none() && shown.by_page.is_none()
-        };
-        if !self.shown.iter().any(is_blocked) {
-            return;
-        }
-        chunks.add(json!({"type": "reset-step"}));
-        for block in &self.blocks {
-            let (kind, id) = (block_kind(block.is_thinking), &block.id);
-            chunks.add(json!({"type": format!("{kind}-start"), "id": id}));
-            chunks.add(block_delta(block, &block.text));
-            chunks.add(json!({"type": format!("{kind}-end"), "id": id}));
-        }
-        for (key, shown) in std::mem::take(&mut self.shown) {
-            if let Some(request) = &shown.asked {
-                self.ask(request, chunks);
-            }
-            if let Some((call, input)) = &shown.by_page {
-                self.give_to_page(call, input, chunks);
-            }
-            if let Some(result) = self.ended.get(&key).cloned() {
-                self.add_result(&result, chunks);
-            }
-        }
-        for (id, request) in self.of_children.values().flatten() {
-            add_child_request(id, request, chunks);
+    fn end_block(&mut self) {
+        if let Some(block) = self.attempt.blocks.last_mut()
+            && std::mem::take(&mut block.is_open)
+        {
+            self.chunks.push(block.chunk("end"));
         }
     }
 
-    fn end_response(&mut self, response: &ResponseSummary, chunks: &mut Chunks) {
-        self.end_block(chunks);
+    fn end_response(&mut self, response: &ResponseSummary) {
+        self.end_block();
         for call in &response.calls {
-            let is_new = !self.shown.contains_key(&call.key);
-            self.show(call.key, &call.name, chunks);
+            let is_new = !self.attempt.shown.contains_key(&call.key);
+            self.show(call.key, &call.name);
             // After a restart the calls that were kept have lost their parts.
             if let Some(result) = self.ended.get(&call.key).filter(|_| is_new).cloned() {
-                self.add_result(&result, chunks);
+                self.add_result(&result);
             }
         }
-        self.has_response_ended = true;
-        self.release(chunks);
+        self.release_all();
     }
 
-    fn end_step(&mut self, chunks: &mut Chunks) {
-        self.has_response_ended = true;
-        self.release(chunks);
-        self.end_block(chunks);
+    fn end_step(&mut self) {
+        self.release_all();
+        self.end_block();
         if std::mem::take(&mut self.is_in_step) {
-            chunks.add(json!({"type": "finish-step"}));
+            self.add(json!({"type": "finish-step"}));
         }
     }
 
-    fn add_call_event(&mut self, event: &Event, chunks: &mut Chunks) {
-        if call_of(event).is_some_and(|key| self.is_too_early(key)) {
-            self.held.push(event.clone());
-            return;
-        }
-        self.show_call_event(event, chunks);
-        self.release(chunks);
-    }
-
-    /// Returns whether an earlier call of the response in progress has no part yet.
-    fn is_too_early(&self, key: CallKey) -> bool {
-        let is_of_attempt = key.attempt == self.attempt && !self.has_response_ended;
-        is_of_attempt && key.index > self.next_index
+    fn release_all(&mut self) {
+        self.attempt.next_index = u32::MAX;
+        self.release();
     }
 
     /// Adds the events of the calls that wait no more.
-    fn release(&mut self, chunks: &mut Chunks) {
-        let is_ready =
-            |fold: &Self, event: &Event| call_of(event).is_none_or(|key| !fold.is_too_early(key));
-        while let Some(at) = self.held.iter().position(|event| is_ready(self, event)) {
-            let event = self.held.remove(at);
-            self.show_call_event(&event, chunks);
+    fn release(&mut self) {
+        let is_ready = |attempt: &UiAttempt| {
+            attempt.held.iter().position(|event| !attempt.is_too_early(event))
+        };
+        while let Some(at) = is_ready(&self.attempt) {
+            let event = self.attempt.held.remove(at);
+            self.add_call_event(&event);
         }
     }
 
-    fn show_call_event(&mut self, event: &Event, chunks: &mut Chunks) {
+    fn add_call_event(&mut self, event: &Event) {
         if let Event::CallOpened { call } | Event::CallWaiting { call, by_client: false, .. } =
             event
         {
-            self.show(call.key, &call.name, chunks);
+            self.show(call.key, &call.name);
         } else if let Event::ArgumentsReceived { call, offset, text } = event {
-            self.add_arguments(call, *offset, text, chunks);
+            self.add_arguments(call, *offset, text);
         } else if let Event::CallStarted { call, arguments, .. } = event {
-            self.show_input(call, arguments, chunks);
+            self.show_input(call.key, &call.name, arguments);
         } else if let Event::CallWaiting { call, arguments, by_client: true, .. } = event {
-            self.give_to_page(call, arguments, chunks);
+            self.give_to_page(call, arguments);
         } else if let Event::ApprovalAsked { request } = event {
-            self.ask(request, chunks);
+            self.ask(request);
         } else if let Event::ApprovalGiven { call, verdict, message, .. } = event {
-            let given = VerdictWithMessage { verdict: *verdict, message: message.clone() };
-            self.add_decision(call.key, &given, chunks);
+            self.add_decision(call.key, *verdict, message.as_deref());
         } else if let Event::CallEnded { result, .. } = event {
             self.ended.insert(result.call.key, (**result).clone());
-            self.add_result(result, chunks);
+            self.add_result(result);
         } else if let Event::CallDiscarded { call, .. } = event {
-            if self.shown.remove(&call.key).is_some() {
-                let id = call.key.to_string();
-                let text = "the call was discarded";
-                chunks
-                    .add(json!({"type": "tool-output-error", "toolCallId": id, "errorText": text}));
+            if self.attempt.shown.remove(&call.key).is_some() {
+                self.add(output_error(&call.key.to_string(), "the call was discarded"));
             }
         } else if let Event::CallProgressed { key, text } = event {
-            let data = json!({"tool_id": key.to_string(), "text": text});
-            chunks.add(json!({"type": "data-progress", "data": data, "transient": true}));
+            self.add_transient("progress", &json!({"tool_id": key.to_string(), "text": text}));
         } else if let Event::ServiceCallChanged { call, status } = event {
-            let data = json!({
-                "tool_id": call.tool_id(), "tool_name": call.name, "status": status.as_str(),
-            });
-            chunks.add(json!({"type": "data-service-tool", "data": data, "transient": true}));
+            let (id, name, status) = (call.tool_id(), &call.name, status.as_str());
+            let data = json!({"tool_id": id, "tool_name": name, "status": status});
+            self.add_transient("service-tool", &data);
         }
     }
 
-    /// Adds the part of a call, if it has none.
-    fn show(&mut self, key: CallKey, name: &str, chunks: &mut Chunks) {
-        if self.shown.contains_key(&key) {
-            return;
-        }
-        self.shown.insert(key, ShownCall::default());
-        self.next_index = self.next_index.max(key.index + 1);
-        let id = key.to_string();
-        chunks.add(json!({"type": "tool-input-start", "toolCallId": id, "toolName": name}));
+    /// Returns the state of a call's part, which is added if the call has none.
+    fn show(&mut self, key: CallKey, name: &str) -> &mut ShownCall {
+        let UiAttempt { shown, next_index, .. } = &mut self.attempt;
+        shown.entry(key).or_insert_with(|| {
+            *next_index = (*next_index).max(key.index + 1);
+            self.chunks.push(input_start(&key.to_string(), name));
+            ShownCall::default()
+        })
     }
 
-    fn add_arguments(&mut self, call: &CallLabel, offset: u64, text: &str, chunks: &mut Chunks) {
-        self.show(call.key, &call.name, chunks);
-        let Some(shown) = self.shown.get_mut(&call.key) else { return };
+    fn add_arguments(&mut self, call: &CallLabel, offset: u64, text: &str) {
+        let shown = self.show(call.key, &call.name);
         // A page that has joined meanwhile gets them as a whole.
-        if shown.has_input || shown.arguments_bytes != offset {
-            return;
+        if !shown.has_input && shown.arguments_bytes == offset {
+            shown.arguments_bytes += text.len() as u64;
+            let id = call.key.to_string();
+            self.add(json!({"type": "tool-input-delta", "toolCallId": id, "inputTextDelta": text}));
         }
-        shown.arguments_bytes += text.len() as u64;
-        let id = call.key.to_string();
-        chunks.add(json!({"type": "tool-input-delta", "toolCallId": id, "inputTextDelta": text}));
     }
 
-    /// Adds the arguments of a call. "Executed by the provider" tells the page that it does not have to run the call.
-    fn show_input(&mut self, call: &CallLabel, input: &Value, chunks: &mut Chunks) {
-        self.show(call.key, &call.name, chunks);
-        let Some(shown) = self.shown.get_mut(&call.key) else { return };
-        if !std::mem::replace(&mut shown.has_input, true) {
-            chunks.add(input_available(&call.key.to_string(), &call.name, input, true));
+    fn show_input(&mut self, key: CallKey, name: &str, input: &Value) {
+        if !std::mem::replace(&mut self.show(key, name).has_input, true) {
+            self.add(input_available(&key.to_string(), name, input, true));
         }
     }
 
     /// Notes a call that the page has to run. The page gets its arguments with the end of the stream: it runs the call
     /// when it sees them, whatever becomes of the stream.
-    fn give_to_page(&mut self, call: &CallLabel, input: &Arc<Value>, chunks: &mut Chunks) {
-        self.show(call.key, &call.name, chunks);
-        if let Some(shown) = self.shown.get_mut(&call.key) {
-            shown.by_page = Some((call.clone(), Arc::clone(input)));
-        }
+    fn give_to_page(&mut self, call: &CallLabel, input: &Arc<Value>) {
+        self.show(call.key, &call.name).by_page = Some((call.clone(), Arc::clone(input)));
     }
 
-    /// Ends the stream until the page has acted.
-    fn pause(&mut self, chunks: &mut Chunks) {
-        self.hide_blocked_calls(chunks);
-        for (call, input) in self.shown.values().filter_map(|shown| shown.by_page.as_ref()) {
-            chunks.add(input_available(&call.key.to_string(), &call.name, input, false));
-        }
-        self.finish("tool-calls", json!({}), chunks);
+    fn ask(&mut self, request: &ApprovalRequest) {
+        let CallLabel { key, name, .. } = &request.call;
+        self.show_input(*key, name, &request.arguments);
+        self.add(approval_request(&WaitId::of_request(request, None), request));
+        self.show(*key, name).asked = Some(Box::new(request.clone()));
     }
 
-    fn ask(&mut self, request: &ApprovalRequest, chunks: &mut Chunks) {
-        self.show_input(&request.call, &request.arguments, chunks);
-        chunks.add(approval_request(&WaitId::of_request(request, None), request));
-        if let Some(shown) = self.shown.get_mut(&request.call.key) {
-            shown.asked = Some(Box::new(request.clone()));
-        }
-    }
-
-    fn add_decision(&mut self, key: CallKey, given: &VerdictWithMessage, chunks: &mut Chunks) {
-        let asked = self.shown.get(&key).and_then(|shown| shown.asked.as_deref());
-        let Some(asked) = asked else { return };
+    fn add_decision(&mut self, key: CallKey, verdict: ApprovalVerdict, message: Option<&str>) {
+        let shown = self.attempt.shown.get(&key);
+        let Some(asked) = shown.and_then(|shown| shown.asked.as_deref()) else { return };
         let id = WaitId::of_request(asked, None).to_string();
-        let mut chunk = json!({
-            "type": "tool-approval-response",
-            "approvalId": id,
-            "approved": given.verdict == ApprovalVerdict::Approved,
-        });
-        if let Some(message) = &given.message {
-            chunk["reason"] = message.as_str().into();
+        let is_approved = verdict == ApprovalVerdict::Approved;
+        let mut chunk =
+            json!({"type": "tool-approval-response", "approvalId": id, "approved": is_approved});
+        if let Some(message) = message {
+            chunk["reason"] = message.into();
         }
-        chunks.add(chunk);
+        self.add(chunk);
     }
 
-    fn add_result(&mut self, result: &ToolResult, chunks: &mut Chunks) {
-        let (key, id) = (result.call.key, result.call.key.to_string());
-        let label = CallLabel { key, provider_id: None, name: result.call.name.clone() };
-        let raw = result.call.raw.as_deref().map(Value::from);
-        let is_empty = result.call.arguments.as_object().is_none_or(serde_json::Map::is_empty);
-        let input = raw.filter(|_| is_empty);
-        let input = input.as_ref().unwrap_or(&result.call.arguments);
-        self.show_input(&label, input, chunks);
-        let given = [&result.notes.before, &result.notes.after].into_iter().flatten().last();
-        if let Some(given) = given {
-            self.add_decision(key, given, chunks);
+    fn add_result(&mut self, result: &ToolResult) {
+        let ToolCall { key, name, arguments, raw, .. } = &result.call;
+        let is_empty = arguments.as_object().is_none_or(Map::is_empty);
+        let raw = raw.as_deref().filter(|_| is_empty).map(Value::from);
+        self.show_input(*key, name, raw.as_ref().unwrap_or(arguments));
+        if let Some(given) = result.notes.after.as_ref().or(result.notes.before.as_ref()) {
+            self.add_decision(*key, given.verdict, given.message.as_deref());
         }
-        let was_asked = self.shown.get(&key).is_some_and(|shown| shown.asked.is_some());
-        chunks.add(ended(&id, result, was_asked));
-        self.end_child(result, chunks);
+        let was_asked = self.attempt.shown.get(key).is_some_and(|shown| shown.asked.is_some());
+        self.add(output(&key.to_string(), result, was_asked));
+        self.end_child(result);
     }
 
     /// Adds what is known of the child session of a call when the call has ended.
-    fn end_child(&mut self, result: &ToolResult, chunks: &mut Chunks) {
+    fn end_child(&mut self, result: &ToolResult) {
         let Some(child) = &result.outcome.child else { return };
         let of_child = format!("{}.", child.session);
-        self.of_children.retain(|id, _| {
-            let is_open = !id.starts_with(&of_child);
-            if !is_open {
-                let text = format!("ended: GET /v1/sessions/{} tells how", child.session);
-                chunks.add(
-                    json!({"type": "tool-output-available", "toolCallId": id, "output": text}),
-                );
-            }
-            is_open
-        });
+        for id in self.of_children.keys().filter(|id| id.starts_with(&of_child)) {
+            let text = format!("ended: GET /v1/sessions/{} tells how", child.session);
+            self.chunks.push(output_available(id, &text.into()));
+        }
+        self.of_children.retain(|id, _| !id.starts_with(&of_child));
         let data = json!({
             "session_id": child.session, "run_id": child.run, "tool_id": result.call.key.to_string(),
             "tokens": child.tokens, "tool_calls": child.calls,
         });
-        chunks.add(json!({"type": "data-child", "id": child.session, "data": data}));
+        self.add(json!({"type": "data-child", "id": child.session, "data": data}));
     }
 
     /// Adds an event of a child session, as our own API sends it. A call of the child that waits has a part of its own,
     /// so that the page can decide about it.
-    fn add_child(&mut self, parent: CallKey, child: &ChildEvent, chunks: &mut Chunks) {
+    fn add_child(&mut self, parent: CallKey, child: &ChildEvent) {
         for event in child.published().public_as(EventForm::Full) {
-            let data: Value = serde_json::from_str(&event.json).unwrap_or_default();
-            let data =
-                json!({"tool_id": parent.to_string(), "session_id": child.session, "event": data});
-            chunks.add(json!({"type": "data-child-event", "data": data, "transient": true}));
+            let event: Value = serde_json::from_str(&event.json).unwrap_or_default();
+            let (call, session) = (parent.to_string(), &child.session);
+            let data = json!({"tool_id": call, "session_id": session, "event": event});
+            self.add_transient("child-event", &data);
         }
         if let Event::ApprovalAsked { request } = &child.event {
             let id = WaitId::of_request(request, Some(&child.session));
-            add_child_request(&id, request, chunks);
+            self.chunks.extend(child_request(&id, request));
             self.of_children.insert(id.call_id(), Some((id, request.clone())));
         } else if let Event::CallEnded { result, .. } = &child.event {
-            let id = format!("{}.{}", child.session, result.call.key);
+            let id = call_id(Some(&child.session), result.call.key);
             if self.of_children.remove(&id).is_some() {
-                chunks.add(ended(&id, result, true));
+                self.add(output(&id, result, true));
             }
         }
     }
 
-    fn end(
-        &mut self,
-        end: RunEnd,
-        output: Option<&Value>,
-        (error, finish): (Option<&RunError>, Option<&FinishReason>),
-        stats: &RunStats,
-        chunks: &mut Chunks,
-    ) {
-        // It goes on when the host is there again.
-        if end == RunEnd::Interrupted {
+    /// Ends the stream until the page has acted.
+    fn pause(&mut self) {
+        self.hide_blocked_calls();
+        for (call, input) in self.attempt.shown.values().filter_map(|shown| shown.by_page.as_ref())
+        {
+            self.chunks.push(input_available(&call.key.to_string(), &call.name, input, false));
+        }
+        self.finish("tool-calls", &chats::run_names(&self.place));
+    }
+
+    /// Adds the parts of the step again, without those of calls that wait for an earlier one: as long as a call has
+    /// neither a result nor a question, a page does not send what its user has decided.
+    fn hide_blocked_calls(&mut self) {
+        let is_blocked = |(key, shown): (&CallKey, &ShownCall)| {
+            !self.ended.contains_key(key) && shown.asked.is_none() && shown.by_page.is_none()
+        };
+        if !self.attempt.shown.iter().any(is_blocked) {
             return;
         }
-        if let Some(output) = output {
-            chunks.add(json!({"type": "data-output", "id": "output", "data": output}));
+        self.add(json!({"type": "reset-step"}));
+        for block in &self.attempt.blocks {
+            self.chunks.extend([
+                block.chunk("start"),
+                block.delta(&block.text),
+                block.chunk("end"),
+            ]);
         }
-        let of_run = json!({"run_end": end, "usage": usage(stats.usage)});
-        if let Some(error) = error {
-            // Clients read nothing behind the error.
-            self.end_step(chunks);
-            let metadata = merged(self.metadata(), &of_run);
-            chunks.add(json!({"type": "message-metadata", "messageMetadata": metadata}));
-            let text = format!("{}: {}", error.code, error.message);
-            chunks.add(json!({"type": "error", "errorText": text}));
+        for (key, shown) in std::mem::take(&mut self.attempt.shown) {
+            if let Some(request) = &shown.asked {
+                self.ask(request);
+            }
+            if let Some((call, input)) = &shown.by_page {
+                self.give_to_page(call, input);
+            }
+            if let Some(result) = self.ended.get(&key).cloned() {
+                self.add_result(&result);
+            }
         }
+        let requests = self.of_children.values().flatten();
+        self.chunks.extend(requests.flat_map(|(id, request)| child_request(id, request)));
+    }
+
+    fn end(&mut self, event: &Event) {
+        let Event::RunEnded { end, output, error, finish_reason, stats, .. } = event else {
+            return;
+        };
+        let is_truncated = finish_reason.as_ref().is_some_and(FinishReason::is_truncated);
         let reason = match end {
-            RunEnd::Answered if finish.is_some_and(FinishReason::is_truncated) => "length",
+            // It goes on when the host is there again.
+            RunEnd::Interrupted => return,
+            RunEnd::Answered if is_truncated => "length",
             RunEnd::Answered => "stop",
             RunEnd::MaxTurns | RunEnd::Budget | RunEnd::TimedOut => "length",
             RunEnd::Refused => "content-filter",
-            RunEnd::Stopped | RunEnd::Interrupted => "interrupted",
+            RunEnd::Stopped => "interrupted",
             RunEnd::Failed | RunEnd::AllToolsFailed | RunEnd::LoopDetected => "error",
         };
-        self.finish(reason, of_run, chunks);
+        if let Some(output) = output {
+            self.add(json!({"type": "data-output", "id": "output", "data": output}));
+        }
+        let mut metadata = chats::run_names(&self.place);
+        metadata["run_end"] = json!(end);
+        metadata["usage"] = chats::usage(stats.usage);
+        if let Some(error) = error {
+            // Clients read nothing behind the error.
+            self.end_step();
+            self.add(json!({"type": "message-metadata", "messageMetadata": metadata}));
+            let text = format!("{}: {}", error.code, error.message);
+            self.add(json!({"type": "error", "errorText": text}));
+        }
+        self.finish(reason, &metadata);
     }
 
-    fn finish(&mut self, reason: &str, more: Value, chunks: &mut Chunks) {
-        chunks.is_muted = false;
-        self.end_step(chunks);
-        let metadata = merged(self.metadata(), &more);
-        chunks.add(json!({"type": "finish", "finishReason": reason, "messageMetadata": metadata}));
+    fn finish(&mut self, reason: &str, metadata: &Value) {
+        self.end_known();
+        self.end_step();
+        self.add(json!({"type": "finish", "finishReason": reason, "messageMetadata": metadata}));
         self.has_ended = true;
     }
 
-    /// Returns whether the page has the parts of this event.
-    fn is_known(&mut self, published: &PublishedEvent) -> bool {
-        if !self.is_known_to_page {
-            return false;
+    /// Drops the chunks up to here if the page has them. It has not those that follow.
+    fn end_known(&mut self) {
+        if std::mem::take(&mut self.is_known_to_page) {
+            self.chunks.clear();
         }
-        // What has no id is a state of now, which comes after all that is stored.
-        self.is_known_to_page = published.id.is_some_and(|id| id.seq <= self.upto);
-        self.is_known_to_page
     }
 }
 
 impl Fold for UiFold {
     fn push(&mut self, published: &PublishedEvent, parts: &mut Vec<FacePart>) {
-        let mut chunks = Chunks { parts, is_muted: false };
-        if !self.has_started {
-            let start = self.start();
-            chunks.add(start);
+        if !std::mem::replace(&mut self.has_started, true) {
+            let (id, metadata) = (&self.place.run, chats::run_names(&self.place));
+            let start = json!({"type": "start", "messageId": id, "messageMetadata": metadata});
+            parts.push(chats::part(None, &start));
         }
-        chunks.is_muted = self.is_known(published);
+        // What has no id is a state of now, which comes after all that is stored.
+        self.is_known_to_page &= published.id.is_some_and(|id| id.seq <= self.upto);
         self.open_calls.push(published);
-        self.add_event(published, &mut chunks);
-        if self.is_known_to_page && self.open_calls.are_at_answers() {
-            self.is_known_to_page = false;
-            chunks.is_muted = false;
+        self.add_event(published);
+        if self.open_calls.are_at_answers() {
+            self.end_known();
         }
-        if !self.has_ended && self.open_calls.wait_for_client() && !self.is_known_to_page {
-            self.pause(&mut chunks);
+        if self.is_known_to_page {
+            self.chunks.clear();
+        } else if !self.has_ended && self.open_calls.wait_for_client() {
+            self.pause();
         }
+        parts.extend(self.chunks.drain(..).map(|chunk| chats::part(None, &chunk)));
     }
 
     fn has_ended(&self) -> bool {
         self.has_ended
-    }
-
-    fn idle_part(&self) -> Option<FacePart> {
-        None
-    }
-
-    fn fail(&mut self, _: &HostError, _: &mut Vec<FacePart>) -> bool {
-        false
-    }
-}
-
-/// The chunks of an event.
-struct Chunks<'a> {
-    parts: &'a mut Vec<FacePart>,
-    /// True if the page has them.
-    is_muted: bool,
-}
-
-impl Chunks<'_> {
-    fn add(&mut self, chunk: Value) {
-        if !self.is_muted {
-            self.parts.push(FacePart {
-                position: None,
-                id: None,
-                name: None,
-                data: chunk.to_string(),
-            });
-        }
     }
 }
 
@@ -554,15 +487,12 @@ fn call_of(event: &Event) -> Option<CallKey> {
     if let Event::CallEnded { result, .. } = event { Some(result.call.key) } else { None }
 }
 
-fn block_kind(is_thinking: bool) -> &'static str {
-    if is_thinking { "reasoning" } else { "text" }
+fn input_start(id: &str, name: &str) -> Value {
+    json!({"type": "tool-input-start", "toolCallId": id, "toolName": name})
 }
 
-fn block_delta(block: &Block, text: &str) -> Value {
-    let kind = block_kind(block.is_thinking);
-    json!({"type": format!("{kind}-delta"), "id": block.id, "delta": text})
-}
-
+/// Returns the chunk with the arguments of a call. "Executed by the provider" tells the page that it does not have to run
+/// the call.
 fn input_available(id: &str, name: &str, input: &Value, is_ours: bool) -> Value {
     json!({
         "type": "tool-input-available", "toolCallId": id, "toolName": name, "input": input,
@@ -570,93 +500,69 @@ fn input_available(id: &str, name: &str, input: &Value, is_ours: bool) -> Value 
     })
 }
 
+fn output_available(id: &str, output: &Value) -> Value {
+    json!({"type": "tool-output-available", "toolCallId": id, "output": output})
+}
+
+fn output_error(id: &str, text: &str) -> Value {
+    json!({"type": "tool-output-error", "toolCallId": id, "errorText": text})
+}
+
 fn approval_request(id: &WaitId, request: &ApprovalRequest) -> Value {
     let mut descriptor = json!({"phase": request.phase});
     if let Some(output) = &request.output_summary {
         descriptor["output_summary"] = output.as_str().into();
     }
-    let mut chunk = json!({
-        "type": "tool-approval-request",
-        "approvalId": id.to_string(),
-        "toolCallId": id.call_id(),
-    });
+    let (approval, call) = (id.to_string(), id.call_id());
+    let mut chunk =
+        json!({"type": "tool-approval-request", "approvalId": approval, "toolCallId": call});
     if let Some(question) = request.question.as_deref() {
-        let Question { message, kind, .. } = question;
-        chunk["reason"] = message.as_str().into();
-        descriptor["question"] = json!(kind);
+        chunk["reason"] = question.message.as_str().into();
+        descriptor["question"] = json!(question.kind);
     }
     chunk["approvalDescriptor"] = descriptor;
     chunk
 }
 
-fn add_child_request(id: &WaitId, request: &ApprovalRequest, chunks: &mut Chunks) {
+fn child_request(id: &WaitId, request: &ApprovalRequest) -> [Value; 3] {
     let (call, name) = (id.call_id(), &request.call.name);
-    chunks.add(json!({"type": "tool-input-start", "toolCallId": call, "toolName": name}));
-    chunks.add(input_available(&call, name, &request.arguments, true));
-    chunks.add(approval_request(id, request));
+    [
+        input_start(&call, name),
+        input_available(&call, name, &request.arguments, true),
+        approval_request(id, request),
+    ]
 }
 
-/// Returns the last part of a call.
-fn ended(id: &str, result: &ToolResult, was_asked: bool) -> Value {
-    let is_denied = result.outcome.status == ToolStatus::Refused
-        && was_asked
-        && result.notes.rejection().is_some();
-    match result.outcome.status {
-        _ if is_denied => json!({"type": "tool-output-denied", "toolCallId": id}),
-        ToolStatus::Ok => {
-            json!({"type": "tool-output-available", "toolCallId": id, "output": output(result)})
-        }
-        ToolStatus::Failed
-        | ToolStatus::TimedOut
-        | ToolStatus::Cancelled
-        | ToolStatus::Refused
-        | ToolStatus::Unknown => {
-            let text = &*result.outcome.content;
-            json!({"type": "tool-output-error", "toolCallId": id, "errorText": text})
-        }
+/// Returns the last part of a call: the structured value of its result, or its parts, or its text.
+fn output(id: &str, result: &ToolResult, was_asked: bool) -> Value {
+    let outcome = &result.outcome;
+    let is_rejected = was_asked && result.notes.rejection().is_some();
+    if outcome.status == ToolStatus::Refused && is_rejected {
+        return json!({"type": "tool-output-denied", "toolCallId": id});
     }
-}
-
-/// Returns the structured value of a result, or its parts, or its text.
-fn output(result: &ToolResult) -> Value {
-    let structured = result.outcome.full.as_ref().and_then(|full| full.structured.as_ref());
+    if outcome.status != ToolStatus::Ok {
+        return output_error(id, &outcome.content);
+    }
+    let structured = outcome.full.as_ref().and_then(|full| full.structured.as_ref());
     if let Some(value) = structured {
-        return value.clone();
+        return output_available(id, value);
     }
-    match result.outcome.parts() {
-        Some(parts) => json!(parts),
-        None => Value::from(&*result.outcome.content),
-    }
+    let parts = outcome.parts().map(|parts| json!(parts));
+    output_available(id, &parts.unwrap_or_else(|| Value::from(&*outcome.content)))
 }
 
-fn user_parts(input: &Content) -> impl Iterator<Item = Value> {
-    input.parts().iter().map(|part| match part {
+fn user_parts(input: &Content) -> Vec<Value> {
+    let parts = input.parts().iter().map(|part| match part {
         ContentPart::Text(text) => json!({"type": "text", "text": text}),
         ContentPart::Image(image) => {
             let media_type = match image {
-                Image::Base64 { media_type, .. } => media_type.to_string(),
-                Image::Url(_) => "image/*".to_owned(),
+                Image::Base64 { media_type, .. } => &**media_type,
+                Image::Url(_) => "image/*",
             };
             json!({"type": "file", "mediaType": media_type, "url": image.url()})
         }
-    })
-}
-
-fn usage(usage: Usage) -> Value {
-    json!({
-        "inputTokens": usage.input_tokens,
-        "outputTokens": usage.output_tokens,
-        "cachedInputTokens": usage.cached_tokens,
-        "reasoningTokens": usage.reasoning_tokens,
-    })
-}
-
-/// Returns an object with the members of both.
-fn merged(mut object: Value, more: &Value) -> Value {
-    if let (Some(members), Some(more)) = (object.as_object_mut(), more.as_object()) {
-        members.extend(more.clone());
-    }
-    object
+    });
+    parts.collect()
 }
 
 #[cfg(test)]

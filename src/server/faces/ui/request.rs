@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::super::chats::ChatError;
-use super::super::replies::{Decision, Replies};
-use super::super::waits::{KnownWaits, WaitId};
+use super::super::super::error::ApiError;
+use super::super::chats::{self, ChatBody};
+use super::super::replies::{ChatAction, Replies};
+use super::super::waits::WaitId;
+use callsheet_host::telemetry::FaceKind;
 use callsheet_tools::ToolOutput;
 use callsheet_values::config::{ClientTool, RunOverrides};
-use callsheet_values::types::{CallKey, Content, ContentPart, Image, Metadata, RunId, excerpt};
+use callsheet_values::types::{CallKey, Content, ContentPart, Image, Metadata, excerpt};
 
 /// The body of `POST /v1/ui/{agent}`. `client_tools`, `model` and `metadata` are ours: a page adds them with the option
 /// `body` of its transport. `AssistantChatTransport` of `@assistant-ui/ai-sdk` adds `tools`, `system`, `callSettings` and
@@ -20,7 +22,7 @@ use callsheet_values::types::{CallKey, Content, ContentPart, Image, Metadata, Ru
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct UiRequest {
-    pub(super) id: String,
+    id: String,
     messages: Vec<UiMessage>,
     #[serde(default)]
     pub(super) trigger: ChatTrigger,
@@ -29,7 +31,7 @@ pub(super) struct UiRequest {
     client_tools: Option<Arc<[ClientTool]>>,
     model: Option<String>,
     #[serde(default, deserialize_with = "super::super::super::runs::metadata")]
-    pub(super) metadata: Metadata,
+    metadata: Metadata,
     /// The page's own tools, by name.
     tools: Option<BTreeMap<String, PageTool>>,
     system: Option<String>,
@@ -72,36 +74,7 @@ enum Role {
     Assistant,
 }
 
-/// What the last message asks for.
-#[derive(Debug)]
-pub(super) enum UiAction {
-    /// A run with this input.
-    Run(Content),
-    /// The rest of the message of a run.
-    Rest { run: RunId, replies: Replies, known: KnownWaits },
-}
-
 impl UiRequest {
-    /// Returns what the request changes of the agent.
-    pub(super) fn overrides(&self) -> RunOverrides {
-        let tools = self.tools.iter().flatten().map(|(name, tool)| {
-            let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object"}));
-            ClientTool::new(name, &tool.description, schema)
-        });
-        let tools: Vec<_> =
-            self.client_tools.iter().flat_map(|tools| tools.iter().cloned()).chain(tools).collect();
-        RunOverrides::default().with(|overrides| {
-            overrides.client_tools = Some(tools.into()).filter(|_: &Arc<[_]>| self.has_tools());
-            overrides.model.clone_from(&self.model);
-            let system = self.system.clone();
-            overrides.instructions = system.filter(|text| !text.trim().is_empty());
-        })
-    }
-
-    fn has_tools(&self) -> bool {
-        self.client_tools.is_some() || self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
-    }
-
     /// Returns the names of the members that have no effect.
     pub(super) fn ignored(&self) -> Vec<&'static str> {
         let is_filled = |map: &Option<Map<_, _>>| map.as_ref().is_some_and(|map| !map.is_empty());
@@ -114,25 +87,51 @@ impl UiRequest {
         names.into_iter().filter(|(_, is_sent)| *is_sent).map(|(name, _)| name).collect()
     }
 
-    /// Returns the id of the last message.
-    pub(super) fn last_id(&self) -> &str {
-        self.messages.last().map_or("", |message| &message.id)
-    }
-
     /// Returns what the last message asks for.
-    pub(super) fn asked(&self) -> Result<UiAction, ChatError> {
+    pub(super) fn asked(&self) -> Result<ChatAction, ApiError> {
         let Some((last, at)) = self.messages.last().zip(self.messages.len().checked_sub(1)) else {
-            return Err(ChatError::bad_request("messages: must have at least one message"));
+            return Err(chats::bad_request("messages: must have at least one message"));
         };
         match last.role {
-            Role::User => Ok(UiAction::Run(input(&last.parts, at)?)),
+            Role::User => Ok(ChatAction::Run(input(&last.parts, at)?)),
             Role::Assistant => rest(last, at),
             Role::System => {
                 let message = "the last message must be one of the user, or of the assistant with \
                                answers to what it waits for; the system's text is the agent's own";
-                Err(ChatError::bad_request(format!("messages[{at}]: {message}")))
+                Err(chats::bad_request(format!("messages[{at}]: {message}")))
             }
         }
+    }
+}
+
+impl ChatBody for UiRequest {
+    const FACE: FaceKind = FaceKind::Ui;
+    const ID_PAIR: &'static str = "ui";
+
+    fn chat(&self) -> &str {
+        &self.id
+    }
+
+    fn last_id(&self) -> &str {
+        self.messages.last().map_or("", |message| &message.id)
+    }
+
+    fn overrides(&self) -> RunOverrides {
+        let own = self.client_tools.iter().flat_map(|tools| tools.iter().cloned());
+        let of_page = self.tools.iter().flatten().map(|(name, tool)| {
+            chats::client_tool(name, &tool.description, tool.parameters.as_ref())
+        });
+        let tools: Arc<[ClientTool]> = own.chain(of_page).collect();
+        let has_tools = self.client_tools.is_some() || !tools.is_empty();
+        RunOverrides::default().with(|overrides| {
+            overrides.client_tools = has_tools.then_some(tools);
+            overrides.model.clone_from(&self.model);
+            overrides.instructions = self.system.clone().filter(|text| !text.trim().is_empty());
+        })
+    }
+
+    fn metadata(&self) -> Metadata {
+        self.metadata.clone()
     }
 }
 
@@ -149,25 +148,17 @@ enum UserPart {
     },
 }
 
-fn input(parts: &[Value], at: usize) -> Result<Content, ChatError> {
-    let parts = parts.iter().enumerate().map(|(part, value)| {
-        let invalid = |reason: String| {
-            ChatError::bad_request(format!("messages[{at}].parts[{part}]: {reason}"))
-        };
-        match UserPart::deserialize(value) {
-            Ok(UserPart::Text { text }) => Ok(ContentPart::Text(text)),
-            Ok(UserPart::File { media_type, url }) if media_type.starts_with("image/") => {
-                let image = Image::parse(&url).map_err(|error| invalid(error.to_string()))?;
-                Ok(ContentPart::Image(image))
-            }
-            Ok(UserPart::File { media_type, .. }) => {
-                let media_type = excerpt(&media_type, 64);
-                Err(invalid(format!("a file must be an image, not {media_type:?}")))
-            }
-            Err(error) => Err(invalid(format!("must be a text or a file: {error}"))),
+fn input(parts: &[Value], at: usize) -> Result<Content, ApiError> {
+    let path = format!("messages[{at}].parts");
+    chats::read_parts(parts, &path, "a text or a file", |part| match part {
+        UserPart::Text { text } => Ok(ContentPart::Text(text)),
+        UserPart::File { media_type, url } if media_type.starts_with("image/") => {
+            Image::parse(&url).map(ContentPart::Image).map_err(|error| error.to_string())
         }
-    });
-    Ok(Content::from(parts.collect::<Result<Vec<_>, _>>()?))
+        UserPart::File { media_type, .. } => {
+            Err(format!("a file must be an image, not {:?}", excerpt(&media_type, 64)))
+        }
+    })
 }
 
 /// A part of the assistant's message that may have an answer of the page.
@@ -193,12 +184,11 @@ struct Approval {
     reason: Option<String>,
 }
 
-fn rest(message: &UiMessage, at: usize) -> Result<UiAction, ChatError> {
-    let (mut replies, mut known) = (Replies::default(), KnownWaits::default());
+fn rest(message: &UiMessage, at: usize) -> Result<ChatAction, ApiError> {
+    let mut replies = Replies::default();
     for (part, value) in message.parts.iter().enumerate() {
-        let invalid = |reason: &str| {
-            ChatError::bad_request(format!("messages[{at}].parts[{part}]: {reason}"))
-        };
+        let invalid =
+            |reason: &str| chats::bad_request(format!("messages[{at}].parts[{part}]: {reason}"));
         // Parts of other types have other members.
         let Ok(tool) = ToolPart::deserialize(value) else { continue };
         if !tool.kind.starts_with("tool-") && tool.kind != "dynamic-tool" {
@@ -206,10 +196,16 @@ fn rest(message: &UiMessage, at: usize) -> Result<UiAction, ChatError> {
         }
         if let Some(Approval { id, approved: Some(is_approved), reason }) = &tool.approval {
             let id: WaitId = id.parse().map_err(|()| invalid("approval.id is none of this API"))?;
-            known.answered.insert(id.clone());
             if tool.state == "approval-responded" {
-                known.decided_children.extend(id.child.is_some().then(|| id.call_id()));
-                replies.decisions.push(decision(id, *is_approved, reason.as_deref()));
+                // A reason that is a JSON object is the answer to a question with a form: approvals have no other
+                // member for it.
+                let content = reason.as_deref().filter(|_| *is_approved);
+                let content = content.and_then(|reason| serde_json::from_str(reason).ok());
+                let content = content.filter(Value::is_object);
+                let message = reason.clone().filter(|_| content.is_none());
+                replies.decide(id, *is_approved, message, content);
+            } else if id.child.is_none() {
+                replies.earlier.insert(id);
             }
         }
         let id = tool.tool_call_id.as_deref().unwrap_or_default();
@@ -217,25 +213,15 @@ fn rest(message: &UiMessage, at: usize) -> Result<UiAction, ChatError> {
             && let Some(output) = output(&tool)
         {
             let key: CallKey = id.parse().map_err(|_| invalid("toolCallId is none of this API"))?;
-            known.answered_calls.insert(key);
             replies.results.push((key, output));
         }
     }
     if replies.is_empty() {
         let reason = "the last message is the assistant's, and answers nothing: append a message of \
                       the user, or answer what it waits for";
-        return Err(ChatError::bad_request(format!("messages[{at}]: {reason}")));
+        return Err(chats::bad_request(format!("messages[{at}]: {reason}")));
     }
-    Ok(UiAction::Rest { run: RunId(message.id.as_str().into()), replies, known })
-}
-
-/// A reason that is a JSON object is the answer to a question with a form: approvals have no other member for it.
-fn decision(id: WaitId, is_approved: bool, reason: Option<&str>) -> Decision {
-    let content =
-        reason.filter(|_| is_approved).and_then(|reason| serde_json::from_str(reason).ok());
-    let content = content.filter(Value::is_object);
-    let message = reason.filter(|_| content.is_none()).map(str::to_owned);
-    Decision { id, is_approved, message, content }
+    Ok(ChatAction::Rest(replies))
 }
 
 /// Returns the result of a call that the page has run.
