@@ -139,6 +139,8 @@ pub fn serve(
     let listener_options = options.clone();
     let observe = from_fn_with_state(Refusals::new(host.clone()), refusals::observe);
     let state = ApiState::new(&host, &options, &closing, true);
+    #[cfg(feature = "faces")]
+    faces::begin(&state);
     let router = routes::server_router(state).layer(guard).layer(observe);
     let serving = listener::serve(listener, router, connections, listener_options, closing.clone());
     #[expect(

@@ -864,3 +864,52 @@ async fn errors_have_the_form_of_openai() {
     let other = served.send(&get("/v1/sessions/x", "")).await.json();
     assert_eq!(other["error"]["type"], Value::Null);
 }
+
+#[tokio::test]
+async fn a_chat_goes_on_after_a_run_that_has_failed_or_was_stopped() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"status": 401}, {"text": ["Well."]},
+        {"calls": [{"name": "waits", "arguments": {"id": "b"}}]}, {"text": ["On."]}]}))
+    .await;
+    let served = start(&directory, "").await;
+    let mut messages = vec![user("Look.")];
+    let failed = complete(&served, &body(&messages)).await;
+    assert_eq!(failed.status, 502, "{failed:?}");
+    let session = failed.header("x-callsheet-session").unwrap().to_owned();
+    messages.push(user("Again."));
+    let (text, same) = say(&served, &messages).await;
+    assert_eq!((text.as_str(), &same), ("Well.", &session));
+    messages.extend([assistant("Well."), user("Wait.")]);
+    let body = body(&messages);
+    let stopped = async {
+        directory.control.until_logged("start b").await;
+        served.post(&format!("/v1/sessions/{session}/stop"), json!({"mode": "now"})).await
+    };
+    let (answer, stopped) = futures::future::join(complete(&served, &body), stopped).await;
+    assert!(stopped.status < 300, "{stopped:?}");
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (422, &json!("run_stopped")));
+    messages.push(user("On."));
+    assert_eq!(say(&served, &messages).await, ("On.".to_owned(), session));
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_form_that_only_the_request_with_results_asks_for_is_named_as_ignored() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"calls": [open_file("a.txt")]}, {"text": ["It is open."]}]}))
+    .await;
+    let served = start(&directory, "").await;
+    let asked = with(with_tool(&[user("Open.")]), json!({"stream": false}));
+    let first = complete(&served, &asked).await.json();
+    let message = first["choices"][0]["message"].clone();
+    let id = &message["tool_calls"][0]["id"];
+    let result = json!({"role": "tool", "tool_call_id": id, "content": "opened"});
+    let messages =
+        [json!({"role": "system", "content": "Be kind."}), user("Open."), message, result];
+    let typed = json!({"stream": false, "response_format": {"type": "json_object"}});
+    let answer = complete(&served, &with(with_tool(&messages), typed)).await;
+    assert_eq!(answer.json()["choices"][0]["message"]["content"], "It is open.");
+    let ignored = answer.header("x-callsheet-ignored");
+    assert_eq!(ignored, Some("messages[].role=system, response_format"));
+    served.shutdown().await;
+}

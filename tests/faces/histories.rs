@@ -8,6 +8,9 @@ use crate::client::HttpResponse;
 use crate::host_directory::{HostDirectory, HostServer};
 use crate::responses::{outline, start};
 
+/// What the model gets behind results that were made elsewhere.
+const GO_ON: &str = "user [callsheet: The calls above have their results. Go on.]";
+
 fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
@@ -182,5 +185,88 @@ async fn a_foreign_history_has_a_result_for_each_call() {
         (200, vec!["Sun.".to_owned()]),
         "{answer:?}"
     );
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn another_agent_gets_the_history_with_the_calls_of_the_host() {
+    let calls = json!({"calls": [{"name": "quick", "arguments": {"id": "a"}}, asks()]});
+    let directory = HostDirectory::new(json!({"responses": [
+        calls, {"text": ["Sunny."]}, calls, {"text": ["Again sunny."]}]}))
+    .await;
+    let served = start(&directory, "[agents.default]\n[agents.other]").await;
+    let first = send(&served, &[user("go")], json!({})).await.json();
+    let items = first["output"].as_array().unwrap();
+    assert_eq!([&items[0]["type"], &items[1]["type"]], ["mcp_call", "function_call"]);
+    let mut history = vec![user("go")];
+    history.extend(items.iter().cloned());
+    history.push(result(&items[1]));
+    let other = json!({"model": "other"});
+    let second = send(&served, &history, other.clone()).await;
+    assert_eq!((second.status, outline(&second.json())), (200, vec!["Sunny.".to_owned()]));
+    assert_ne!(second.json()["conversation"], first["conversation"]);
+    let output = items[0]["output"].as_str().unwrap();
+    let seen = seen(&directory);
+    let output = format!("tool {output}");
+    assert_eq!(seen, ["user go", "assistant ", &output, "assistant ", "tool sun", GO_ON]);
+    let named = json!({"model": "other", "previous_response_id": first["id"]});
+    assert_eq!(send(&served, &[user("on")], named).await.status, 400);
+
+    let tools = json!([{"type": "function", "function": {"name": "weather"}}]);
+    let mut body = json!({"model": "default", "messages": [user("go")], "tools": tools});
+    let path = "/v1/chat/completions";
+    let first = served.post(path, body.clone()).await;
+    let message = first.json()["choices"][0]["message"].clone();
+    let id = message["tool_calls"][0]["id"].as_str().unwrap();
+    assert!(id.starts_with("call_") && id.len() <= 40, "{id}");
+    let result = json!({"role": "tool", "tool_call_id": id, "content": "sun"});
+    body["model"] = "other".into();
+    body["messages"].as_array_mut().unwrap().extend([message, result]);
+    let second = served.post(path, body).await;
+    assert_eq!(second.status, 200, "{second:?}");
+    assert_eq!(second.json()["choices"][0]["message"]["content"], "Again sunny.");
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_a_client_adds_to_a_run_is_among_the_items() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"calls": [asks()]}, {"text": ["Sunny."]}, {"text": ["Bye."]}, {"text": ["Copied."]}]}))
+    .await;
+    let served = start(&directory, "").await;
+    let first = send(&served, &[user("go")], json!({})).await.json();
+    let call = first["output"][0].clone();
+    let members =
+        json!({"previous_response_id": first["id"], "instructions": "Hm.", "metadata": {"a": "b"}});
+    let second = send(&served, &[result(&call)], members).await;
+    assert_eq!(second.header("x-callsheet-ignored"), Some("instructions, metadata"));
+    let second = second.json();
+    assert_eq!(second["previous_response_id"], first["id"]);
+    let path = |of: &Value| of["id"].as_str().unwrap().to_owned();
+    let inputs = served.get(&format!("/v1/responses/{}/input_items", path(&second))).await.json();
+    let output = &inputs["data"][0];
+    assert_eq!([&output["call_id"], &output["output"]], [&call["call_id"], &json!("sun")]);
+    assert_eq!(inputs["data"].as_array().unwrap().len(), 1);
+    let conversation = path(&first["conversation"]);
+    let items = served.get(&format!("/v1/conversations/{conversation}/items?order=asc")).await;
+    let mut items = items.json()["data"].as_array().unwrap().clone();
+    let kinds: Vec<_> = items.iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["message", "function_call", "function_call_output", "message"]);
+
+    // The run has gone on behind the first response.
+    let named = json!({"previous_response_id": first["id"]});
+    assert_eq!(send(&served, &[user("And?")], named.clone()).await.status, 400);
+    let bye = send(&served, &[result(&call), user("Bye.")], named).await;
+    assert_eq!((bye.status, outline(&bye.json())), (200, vec!["Bye.".to_owned()]), "{bye:?}");
+    items.push(user("on"));
+    let copied = send(&served, &items, json!({"store": false})).await;
+    assert_eq!(copied.status, 200, "{copied:?}");
+    for (member, value) in [("allowed_tools", json!(["quick"])), ("headers", json!({}))] {
+        let mut tool =
+            json!({"type": "mcp", "server_label": "callsheet", "require_approval": "never"});
+        tool[member] = value;
+        let refused = send(&served, &[user("go")], json!({"tools": [tool]})).await;
+        assert_eq!(refused.json()["error"]["param"], format!("tools[0].{member}"));
+    }
     served.shutdown().await;
 }

@@ -664,7 +664,7 @@ async fn bad_input_is_refused_with_its_name() {
         ("tool_choice", json!("nothing"), 400, "tool_choice"),
         ("tool_choice", json!({"type": "function", "name": "nothing"}), 400, "tool_choice"),
         ("max_output_tokens", json!(0), 400, "max_output_tokens"),
-        ("metadata", json!({"a": 1}), 400, "metadata"),
+        ("metadata", json!({"a": 1}), 400, "metadata.a"),
         ("text", json!({"format": {"type": "grammar"}}), 400, "text.format"),
         ("model", json!("gpt-4o"), 404, "model"),
         ("previous_response_id", json!("abc"), 404, "previous_response_id"),
@@ -764,12 +764,13 @@ async fn the_ai_sdk_runs_calls_and_an_approval() {
 
 #[tokio::test]
 async fn a_websocket_has_the_same_requests_and_events() {
-    let script =
-        json!({"responses": [{"text": ["One."]}, {"text": ["Two."]}, {"text": ["Three."]}]});
+    let script = json!({"responses": [
+            {"text": ["One."]}, {"text": ["Two."]}, {"status": 400}, {"text": ["Three."]}]});
     let directory = HostDirectory::new(script).await;
     let served = start(&directory, "").await;
     let printed = run_client("responses_socket.mjs", served.addr(), &[]).await;
     let Some(printed) = printed else { return };
+    assert_eq!(printed["broken"], "response.failed");
     assert_eq!(printed["texts"], json!(["One.", "Two.", "Three."]));
     printed["events"].as_array().unwrap().iter().for_each(validate_event);
     let errors = printed["errors"].as_array().unwrap();

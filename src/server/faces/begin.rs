@@ -11,10 +11,12 @@ use super::super::extract::{ReceivedBody, check_media_type, read_in_time};
 use super::super::state::ApiState;
 use super::answer::FaceAnswer;
 use super::earlier;
+use super::openai_error::ParameterNames;
 use super::retries::{self, Begun, RequestDigest, RequestNames, RunPlace};
 use super::stream::RunEvents;
-use callsheet_host::runtime::{HostError, SessionHandle, StartedRun};
+use callsheet_host::runtime::{HostError, RunRequest, SessionHandle, StartedRun};
 use callsheet_host::telemetry::FaceKind;
+use callsheet_values::config::RunOverrides;
 use callsheet_values::record::RequestKey;
 use callsheet_values::types::{Content, SessionId};
 
@@ -195,4 +197,56 @@ pub(super) async fn begin<R: Into<ActedRun>, E: From<HostError>>(
     let ActedRun { session, place, events } = run.into();
     answering.has_started(place.clone());
     Ok(BegunRun { session, place, events, answer: answer(answering) })
+}
+
+/// Starts a run without the parameters that its agent does not allow, and adds their names to `ignored`: a temperature,
+/// and a maximum of tokens above that of the agent.
+pub(super) async fn start_run(
+    session: &SessionHandle,
+    mut run: RunRequest,
+    names: &ParameterNames,
+    ignored: &mut Vec<&'static str>,
+) -> Result<StartedRun, HostError> {
+    loop {
+        match session.start_run(run.clone()).await {
+            Err(HostError::OverrideNotAllowed("temperature")) => {
+                run.overrides.temperature = None;
+                ignored.push("temperature");
+            }
+            Err(HostError::InvalidOverride(error)) if error.key == "max_output_tokens" => {
+                run.overrides.max_output_tokens = None;
+                ignored.push(names.max_output);
+            }
+            started => return started,
+        }
+    }
+}
+
+/// Returns the names of parameters of a request that its run, which goes on, does not have.
+pub(super) fn without_effect(
+    request: &RunOverrides,
+    run: &RunOverrides,
+    names: &ParameterNames,
+) -> Vec<&'static str> {
+    fn differs<T: PartialEq>(request: Option<&T>, run: Option<&T>) -> bool {
+        request.is_some() && request != run
+    }
+    let limit = |overrides: &RunOverrides| overrides.limits.max_tool_calls_per_run;
+    let all = [
+        (differs(request.client_tools.as_ref(), run.client_tools.as_ref()), "tools"),
+        (differs(request.tool_choice.as_ref(), run.tool_choice.as_ref()), "tool_choice"),
+        (differs(request.instructions.as_ref(), run.instructions.as_ref()), names.instructions),
+        (differs(request.temperature.as_ref(), run.temperature.as_ref()), "temperature"),
+        (
+            differs(request.max_output_tokens.as_ref(), run.max_output_tokens.as_ref()),
+            names.max_output,
+        ),
+        (differs(request.output.as_ref(), run.output.as_ref()), names.format),
+        (
+            differs(request.multi_tool_calls.as_ref(), run.multi_tool_calls.as_ref()),
+            "parallel_tool_calls",
+        ),
+        (differs(limit(request).as_ref(), limit(run).as_ref()), "max_tool_calls"),
+    ];
+    all.into_iter().filter(|(is_different, _)| *is_different).map(|(_, name)| name).collect()
 }

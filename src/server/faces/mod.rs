@@ -14,13 +14,13 @@ mod earlier;
 pub(super) mod memory;
 mod openai_chat;
 mod openai_error;
+mod openai_parameters;
 mod openai_responses;
 mod position;
 mod records;
 mod replies;
 mod retries;
 mod stream;
-mod tool_choice;
 mod ui;
 mod waits;
 
@@ -64,6 +64,13 @@ pub(super) fn routes(config: &FacesConfig) -> Vec<Route> {
         routes.extend(agui::routes());
     }
     routes
+}
+
+/// Begins what the faces do without a request.
+pub(super) fn begin(state: &ApiState) {
+    if state.options.faces.openai.enabled == Some(true) {
+        openai_responses::delete_old(state);
+    }
 }
 
 /// Returns whether requests to a route can concern a session, so that the host answers which has it.

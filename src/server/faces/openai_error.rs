@@ -13,8 +13,9 @@ use callsheet_host::runtime::HostError;
 use callsheet_machines::session::OUTPUT_INVALID;
 use callsheet_values::config::ClientTool;
 
-/// The beginnings of the paths of OpenAI's API, behind `/v1`.
-const PATHS: [&str; 4] = ["/responses", "/chat", "/conversations", "/models"];
+/// The beginnings of paths of OpenAI's API, behind `/v1`: of those that this host has, and of others that clients try.
+const PATHS: [&str; 6] =
+    ["/responses", "/chat", "/conversations", "/models", "/completions", "/embeddings"];
 
 /// The names of parameters in the protocol of a face.
 #[derive(Debug)]
@@ -23,8 +24,12 @@ pub(super) struct ParameterNames {
     pub(super) function: &'static str,
     /// The member beside the name that has the schema of the arguments.
     pub(super) schema: &'static str,
-    /// The schema of the answer.
+    /// The form of the answer, and the member that has its schema.
+    pub(super) format: &'static str,
     pub(super) output: &'static str,
+    pub(super) instructions: &'static str,
+    /// The maximum of tokens.
+    pub(super) max_output: &'static str,
 }
 
 /// Returns whether a path belongs to OpenAI's API, also below the path at which this API is mounted.
@@ -47,6 +52,13 @@ pub(super) fn in_form(mut response: Response) -> Response {
     answer
 }
 
+/// Returns the error of a parameter that is wrong or not supported.
+pub(super) fn wrong(param: impl Into<String>, problem: impl std::fmt::Display) -> OpenAiError {
+    let param = param.into();
+    let message = format!("{param}: {problem}");
+    OpenAiError::new(StatusCode::BAD_REQUEST, "invalid_request", message).of_param(param)
+}
+
 /// An error response of the faces of OpenAI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OpenAiError {
@@ -67,12 +79,6 @@ impl OpenAiError {
         let (code, message) = (code.to_owned(), message.into());
         let (param, is_final, header, api_code) = (None, false, None, None);
         Self { status, code, message, param, is_final, header, api_code }
-    }
-
-    /// Returns the error of a request with a wrong or unsupported parameter.
-    pub(super) fn parameter(param: impl Into<String>, message: impl Into<String>) -> Self {
-        let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request", message);
-        Self { param: Some(param.into()), ..error }
     }
 
     /// Returns the error of a run that has ended. To send its request again is no use.

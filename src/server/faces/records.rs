@@ -1,11 +1,29 @@
 //! Reads the records of a session in pages, so that only one page is in memory.
 
+use std::sync::Arc;
+
 use callsheet_host::runtime::{HostError, SessionHandle};
-use callsheet_values::record::JournalEntry;
+use callsheet_values::config::RunOverrides;
+use callsheet_values::record::{JournalEntry, Record};
 use callsheet_values::types::Seq;
 
 /// Number of records of one read.
 pub(super) const PAGE_RECORDS: usize = 256;
+
+/// Returns how a run differs from its agent. `run` is its first record.
+///
+/// # Errors
+/// If there is no such session, or the journal cannot be read.
+pub(super) async fn overrides_of_run(
+    session: &SessionHandle,
+    run: Seq,
+) -> Result<Arc<RunOverrides>, HostError> {
+    let (page, _) = session.record_page(Seq(run.0.saturating_sub(1)), 1).await?;
+    Ok(match page.into_iter().next().map(|entry| entry.record) {
+        Some(Record::RunStarted { overrides, .. }) => overrides,
+        Some(_) | None => Arc::default(),
+    })
+}
 
 /// Passes each record of a session to `read`, in order.
 ///

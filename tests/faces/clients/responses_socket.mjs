@@ -16,7 +16,7 @@ async function connect() {
       while (events.length > 0) {
         const event = events.shift();
         seen.push(event);
-        if (['response.completed', 'error'].includes(event.type)) return seen;
+        if (['response.completed', 'response.failed', 'error'].includes(event.type)) return seen;
       }
       await new Promise((resolve) => { notify = resolve; });
     }
@@ -33,6 +33,7 @@ const wrong = await respond({ input: 'on', previous_response_id: 'resp_x' });
 const output = [{ type: 'function_call_output', call_id: 'call_missing', output: 'ok' }];
 const failed = await unstored(output, id);
 const evicted = await unstored('on', id);
+const broken = await respond({ input: 'fail' });
 const third = await unstored('go');
 const other = await connect();
 const elsewhere = await other.respond({ input: 'on', previous_response_id: third.at(-1).response.id });
@@ -41,4 +42,4 @@ const texts = seen.map((events) => events.at(-1).response.output[0].content[0].t
 const session = third.at(-1).response.conversation.id.slice('conv_'.length);
 for (const { socket: open } of [{ socket }, other]) open.close();
 const errors = [wrong, failed, evicted, elsewhere].map(([error]) => error);
-console.log(JSON.stringify({ texts, session, events: seen.flat(), errors }));
+console.log(JSON.stringify({ broken: broken.at(-1).type, texts, session, events: seen.flat(), errors }));

@@ -32,10 +32,13 @@ pub(super) struct AnswerContext {
 }
 
 impl AnswerContext {
-    /// Returns the work that notes the history which the client holds after a whole answer. Without the note the client
+    /// Returns the work that notes the history which the client holds after an answer. Without the note the client
     /// is not recognised.
     pub(super) fn note(&self, fold: &ChatFold) -> Option<impl Future<Output = ()> + Send + use<>> {
-        let hash = self.history.clone().with_message(&fold.message()?).hex();
+        let hash = match fold.message()? {
+            Some(message) => self.history.clone().with_message(&message).hex(),
+            None => self.history.hex(),
+        };
         let (host, session) = (self.state.host.clone(), self.session.id().clone());
         let waiting_run = fold.waits_for_people().then(|| self.place.run.clone());
         let seq = fold.last().seq;

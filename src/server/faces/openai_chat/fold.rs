@@ -23,6 +23,10 @@ use callsheet_values::types::{
 /// Text between the text of an attempt that broke and the different one of the next attempt.
 const BEGINS_AGAIN: &str = "\n\n[The answer broke off here. It begins again:]\n\n";
 
+/// The beginning of the ids of calls: clients (agno 3.1.10) replace ids that do not begin so, or have more than 40
+/// characters.
+const CALL_PREFIX: &str = "call_";
+
 /// Maximum size of an event that is sent beside the answer.
 const STATE_BYTES_MAX: usize = 16 * 1024;
 
@@ -60,13 +64,13 @@ impl AnswerSettings {
 
     /// Returns the id of a call for the client, which also names the session.
     fn call_id(&self, key: CallKey) -> String {
-        format!("{key}-{}", self.session)
+        format!("{CALL_PREFIX}{key}-{}", self.session)
     }
 }
 
-/// Returns the session and the `tool_id` that the id of a call names.
+/// Returns the session and the `tool_id` that the id of a call names. In earlier versions it had no prefix.
 pub(super) fn parse_call_id(id: &str) -> Option<(SessionId, &str)> {
-    let (tool_id, session) = id.split_once('-')?;
+    let (tool_id, session) = id.strip_prefix(CALL_PREFIX).unwrap_or(id).split_once('-')?;
     tool_id.parse::<CallKey>().ok()?;
     Some((SessionId::parse(session).ok()?, tool_id))
 }
@@ -114,6 +118,8 @@ pub(super) struct ChatFold {
     attempt_thinking: usize,
     /// The text of the current response that was sent.
     shown: String,
+    /// The text of the last response, if the answer is to be JSON by a schema.
+    untyped: String,
     /// True after an attempt that broke when some of its text was sent.
     has_broken: bool,
     /// True while no response is being received.
@@ -145,6 +151,7 @@ impl ChatFold {
             attempt: String::new(),
             attempt_thinking: 0,
             shown: String::new(),
+            untyped: String::new(),
             has_broken: false,
             is_certain: true,
             is_parallel: false,
@@ -189,15 +196,20 @@ impl ChatFold {
         self.waits_for_people
     }
 
-    /// Returns the message as the client will send it back, if the answer is whole.
-    pub(super) fn message(&self) -> Option<ChatMessage> {
-        match self.end {
+    /// Returns the message as the client will send it back, if the answer has ended. Of one that has failed it keeps none.
+    pub(super) fn message(&self) -> Option<Option<ChatMessage>> {
+        match &self.end {
             Some(AnswerEnd::Finished(_)) => {
                 let refusal = self.refusal.as_ref().filter(|_| self.content.is_empty());
                 let text = refusal.unwrap_or(&self.content).clone();
-                Some(ChatMessage::Assistant { text, calls: self.sent_calls.clone() })
+                Some(Some(ChatMessage::Assistant { text, calls: self.sent_calls.clone() }))
             }
-            Some(AnswerEnd::Failed(_)) | None => None,
+            // The run goes on later, in the answer to the same request.
+            Some(AnswerEnd::Failed(error)) if error.status() == StatusCode::SERVICE_UNAVAILABLE => {
+                None
+            }
+            Some(AnswerEnd::Failed(_)) => Some(None),
+            None => None,
         }
     }
 
@@ -236,6 +248,7 @@ impl ChatFold {
             "model": self.settings.model,
             "choices": [choice],
             "usage": usage(&self.usage),
+            "system_fingerprint": null,
         }))
     }
 
@@ -311,7 +324,9 @@ impl ChatFold {
         let mut text = std::mem::take(&mut self.attempt);
         text.truncate(without_refusal(&text, refusal));
         self.attempt_thinking = 0;
-        if self.holds_text() && !self.settings.is_typed {
+        if self.settings.is_typed && !text.is_empty() {
+            self.untyped = text;
+        } else if self.holds_text() {
             match text.strip_prefix(&self.shown) {
                 Some(rest) => self.show(rest, parts),
                 None if self.shown.starts_with(&text) => {}
@@ -432,8 +447,11 @@ impl ChatFold {
     ) {
         let refusal = finish.and_then(refusal).filter(|_| end == RunEnd::Refused);
         self.show_held(refusal, parts);
-        if let Some(output) = output.filter(|_| self.settings.is_typed) {
-            self.show(&output.to_string(), parts);
+        if self.settings.is_typed && matches!(end, RunEnd::Answered) {
+            // The run has no schema if it was started by a request without one.
+            let untyped = std::mem::take(&mut self.untyped);
+            let text = output.map_or(untyped, Value::to_string);
+            self.show(&text, parts);
         }
         match end {
             RunEnd::Answered => {
@@ -451,7 +469,12 @@ impl ChatFold {
                 };
                 self.finish(reason, parts);
             }
-            RunEnd::Stopped => self.finish("stop", parts),
+            // No finish reason says this, and what was sent is not the whole answer.
+            RunEnd::Stopped => {
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                let error = OpenAiError::new(status, "run_stopped", "the run was stopped");
+                self.fail_with(error, parts);
+            }
             RunEnd::MaxTurns | RunEnd::Budget | RunEnd::TimedOut => self.finish("length", parts),
             RunEnd::Refused => {
                 let Some(text) = refusal else {

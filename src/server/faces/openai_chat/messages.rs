@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::super::openai_error::OpenAiError;
+use super::super::openai_error::{OpenAiError, wrong};
 use callsheet_values::types::{Content, ContentPart, excerpt};
 
 /// Maximum number of messages of a request.
@@ -56,11 +56,11 @@ impl ChatMessages {
     /// If a message is not valid, a call has no result, or the last message is the assistant's.
     pub(super) fn parse(value: &Value) -> Result<Self, OpenAiError> {
         let values = value.as_array().filter(|values| !values.is_empty());
-        let values = values
-            .ok_or_else(|| invalid("messages", "must be a list with at least one message"))?;
+        let values =
+            values.ok_or_else(|| wrong("messages", "must be a list with at least one message"))?;
         if values.len() > MESSAGES_MAX {
             let problem = format!("must be at most {MESSAGES_MAX} messages, not {}", values.len());
-            return Err(invalid("messages", &problem));
+            return Err(wrong("messages", problem));
         }
         let (mut instructions, mut all) = (Vec::new(), Vec::new());
         let mut ignored = BTreeSet::new();
@@ -71,7 +71,7 @@ impl ChatMessages {
                 ParsedMessage::Instructions(text) => instructions.push(text),
                 ParsedMessage::Message(ChatMessage::User(content)) if content.is_blank() => {
                     if at + 1 == values.len() {
-                        return Err(invalid(&format!("{path}.content"), "must not be empty"));
+                        return Err(wrong(format!("{path}.content"), "must not be empty"));
                     }
                 }
                 // Clients keep an answer of which they have received nothing.
@@ -115,7 +115,7 @@ fn split(mut all: Vec<ChatMessage>) -> Result<(Vec<ChatMessage>, ChatInput), Ope
         }
         Some(ChatMessage::Assistant { .. }) | None => {
             let problem = "the last message must be a user's, or the result of a call";
-            return Err(invalid("messages", problem));
+            return Err(wrong("messages", problem));
         }
     };
     let is_result = |message: &ChatMessage| matches!(message, ChatMessage::Tool { .. });
@@ -145,7 +145,7 @@ fn check_pairing(
         ChatMessage::Tool { call_id, .. } => {
             let id = excerpt(call_id, 64);
             let problem = format!("{id:?} is no call of the message before, or has a result");
-            Err(invalid(&format!("{path}.tool_call_id"), &problem))
+            Err(wrong(format!("{path}.tool_call_id"), problem))
         }
         ChatMessage::User(_) | ChatMessage::Assistant { .. } if !open.is_empty() => {
             Err(missing_result(path, open.first().map_or("", |id| id)))
@@ -161,11 +161,7 @@ fn check_pairing(
 fn missing_result(path: &str, id: &str) -> OpenAiError {
     let problem =
         format!("the call {:?} has no result: add a message of the role \"tool\"", excerpt(id, 64));
-    invalid(path, &problem)
-}
-
-fn invalid(path: &str, problem: &str) -> OpenAiError {
-    OpenAiError::parameter(path, format!("{path}: {problem}"))
+    wrong(path, problem)
 }
 
 enum ParsedMessage {
@@ -178,7 +174,7 @@ fn parse_message(
     path: &str,
     ignored: &mut BTreeSet<&'static str>,
 ) -> Result<ParsedMessage, OpenAiError> {
-    let fields = value.as_object().ok_or_else(|| invalid(path, "must be an object"))?;
+    let fields = value.as_object().ok_or_else(|| wrong(path, "must be an object"))?;
     if fields.get("name").is_some_and(|name| !name.is_null()) {
         ignored.insert("messages[].name");
     }
@@ -194,7 +190,7 @@ fn parse_message(
         },
         Some(_) | None => {
             let problem = "must be system, developer, user, assistant or tool";
-            return Err(invalid(&format!("{path}.role"), problem));
+            return Err(wrong(format!("{path}.role"), problem));
         }
     };
     Ok(ParsedMessage::Message(message))
@@ -203,7 +199,7 @@ fn parse_message(
 fn parse_assistant(fields: &Map<String, Value>, path: &str) -> Result<ChatMessage, OpenAiError> {
     for name in ["audio", "function_call"] {
         if fields.get(name).is_some_and(|value| !value.is_null()) {
-            return Err(invalid(&format!("{path}.{name}"), "is not supported"));
+            return Err(wrong(format!("{path}.{name}"), "is not supported"));
         }
     }
     let text = match fields.get("content") {
@@ -217,7 +213,7 @@ fn parse_assistant(fields: &Map<String, Value>, path: &str) -> Result<ChatMessag
             };
             let texts: Option<Vec<_>> = parts.iter().map(text).collect();
             let problem = "must be a text, or a list of texts";
-            texts.ok_or_else(|| invalid(&format!("{path}.content"), problem))?.join("\n")
+            texts.ok_or_else(|| wrong(format!("{path}.content"), problem))?.join("\n")
         }
         Some(_) => content(fields, path)?.text().into_owned(),
     };
@@ -229,20 +225,20 @@ fn parse_assistant(fields: &Map<String, Value>, path: &str) -> Result<ChatMessag
                 .map(|(at, call)| parse_call(call, &format!("{path}.tool_calls[{at}]")))
                 .collect::<Result<_, _>>()?
         }
-        Some(_) => return Err(invalid(&format!("{path}.tool_calls"), "must be a list")),
+        Some(_) => return Err(wrong(format!("{path}.tool_calls"), "must be a list")),
     };
     Ok(ChatMessage::Assistant { text, calls })
 }
 
 fn parse_call(value: &Value, path: &str) -> Result<ChatCall, OpenAiError> {
-    let fields = value.as_object().ok_or_else(|| invalid(path, "must be an object"))?;
+    let fields = value.as_object().ok_or_else(|| wrong(path, "must be an object"))?;
     if fields.get("type").is_some_and(|kind| kind != "function") {
-        return Err(invalid(&format!("{path}.type"), "must be \"function\""));
+        return Err(wrong(format!("{path}.type"), "must be \"function\""));
     }
     let id = text_of(fields, "id", path)?;
     let path = format!("{path}.function");
     let function = fields.get("function").and_then(Value::as_object);
-    let function = function.ok_or_else(|| invalid(&path, "must be an object"))?;
+    let function = function.ok_or_else(|| wrong(&path, "must be an object"))?;
     let name = text_of(function, "name", &path)?;
     let arguments = match function.get("arguments").and_then(Value::as_str) {
         Some("") => Some(json!({})),
@@ -250,7 +246,7 @@ fn parse_call(value: &Value, path: &str) -> Result<ChatCall, OpenAiError> {
         None => None,
     };
     let problem = "must be the JSON text of an object";
-    let arguments = arguments.ok_or_else(|| invalid(&format!("{path}.arguments"), problem))?;
+    let arguments = arguments.ok_or_else(|| wrong(format!("{path}.arguments"), problem))?;
     Ok(ChatCall { id, name, arguments: arguments.to_string() })
 }
 
@@ -261,27 +257,33 @@ fn content(fields: &Map<String, Value>, path: &str) -> Result<Content, OpenAiErr
     };
     content.map_err(|error| {
         let part = error.part().map(|at| format!("[{at}]")).unwrap_or_default();
-        invalid(&format!("{path}.content{part}"), error.problem())
+        wrong(format!("{path}.content{part}"), error.problem())
     })
 }
 
-/// Returns a content that may have images. How closely the model looks at an image cannot be chosen.
+/// Members of parts of a content that have no effect, with their names: clients write them unasked.
+const IGNORED_OF_PARTS: [(&str, &str); 3] = [
+    ("/image_url/detail", "messages[].content[].image_url.detail"),
+    ("/image_url/format", "messages[].content[].image_url.format"),
+    ("/cache_control", "messages[].content[].cache_control"),
+];
+
+/// Returns a content that may have images.
 fn media_content(
     fields: &Map<String, Value>,
     path: &str,
     ignored: &mut BTreeSet<&'static str>,
 ) -> Result<Content, OpenAiError> {
-    let is_chosen =
-        |part: &Value| ["low", "high"].iter().any(|d| part["image_url"]["detail"] == *d);
-    let parts = fields.get("content").and_then(Value::as_array);
-    if !parts.is_some_and(|parts| parts.iter().any(is_chosen)) {
-        return content(fields, path);
-    }
-    ignored.insert("messages[].content[].image_url.detail");
     let mut fields = fields.clone();
     let parts = fields.get_mut("content").and_then(Value::as_array_mut);
-    for part in parts.into_iter().flatten().filter(|part| is_chosen(part)) {
-        part["image_url"]["detail"] = Value::Null;
+    for part in parts.into_iter().flatten() {
+        for (pointer, name) in IGNORED_OF_PARTS {
+            let member = part.pointer_mut(pointer).filter(|it| !it.is_null() && **it != "auto");
+            if let Some(member) = member {
+                *member = Value::Null;
+                ignored.insert(name);
+            }
+        }
     }
     content(&fields, path)
 }
@@ -289,7 +291,7 @@ fn media_content(
 fn text_of(fields: &Map<String, Value>, name: &str, path: &str) -> Result<String, OpenAiError> {
     let text = fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let problem = "must be a string that is not empty";
-    text.map(str::to_owned).ok_or_else(|| invalid(&format!("{path}.{name}"), problem))
+    text.map(str::to_owned).ok_or_else(|| wrong(format!("{path}.{name}"), problem))
 }
 
 impl ChatMessage {

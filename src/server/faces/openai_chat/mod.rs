@@ -108,7 +108,9 @@ async fn create(
         session: session.id().clone(),
         client_tools: client_tools(&request),
         is_typed: request.overrides.output.is_some(),
-        holds_text: state.options.faces.openai.unproven_text == UnprovenText::Hold,
+        // Of a plain answer nothing was sent yet.
+        holds_text: !request.streamed
+            || state.options.faces.openai.unproven_text == UnprovenText::Hold,
         streamed: request.streamed,
         include_usage: request.include_usage,
         approve_at: format!("{approve_at}{}", session.id()),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use axum::http::StatusCode;
 use callsheet_tools::ToolOutput;
 
-use super::super::openai_error::OpenAiError;
+use super::super::openai_error::{OpenAiError, wrong};
 use super::super::records::for_each_record;
 use super::super::retries::RunPlace;
 use super::fold::parse_call_id;
@@ -55,7 +55,7 @@ impl SentResults {
             None => Ok(sent),
             Some(missing) => {
                 let message = format!("the call {missing} has no result: send those of all calls");
-                Err(OpenAiError::parameter("messages", message))
+                Err(wrong("messages", message))
             }
         }
     }

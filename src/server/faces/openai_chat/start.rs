@@ -10,9 +10,10 @@ use axum::http::StatusCode;
 use super::super::super::access::Caller;
 use super::super::super::state::ApiState;
 use super::super::GO_ON;
-use super::super::begin::{ActedRun, ReceivedRequest};
+use super::super::begin::{self, ActedRun, ReceivedRequest};
 use super::super::earlier::SESSION_PREFIXES;
-use super::super::openai_error::OpenAiError;
+use super::super::openai_error::{OpenAiError, wrong};
+use super::super::records::overrides_of_run;
 use super::super::retries::RunPlace;
 use super::super::stream::RunEvents;
 use super::super::{AskedAgent, named_session, session_of};
@@ -99,7 +100,15 @@ impl CompletionStart<'_> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            self.check_agent_of(&session).await?;
+            let (agent, asked) = (session.agent().await?, &self.agent.agent);
+            if agent != *asked {
+                // A client hands the history of one agent to another one.
+                if !self.is_named_by_client()? {
+                    return Ok(SessionTarget::New(self.new_session()));
+                }
+                let problem = format!("session {id} is of the agent {agent}, not of {asked}");
+                return Err(wrong("model", problem));
+            }
             let point = known.into_iter().map(|known| known.point);
             let point = point.into_iter().find(|point| point.session == id);
             return Ok(SessionTarget::Known(session, point));
@@ -165,19 +174,9 @@ impl CompletionStart<'_> {
         let Some((name, id)) = named.next() else { return Ok(None) };
         if let Some((other_name, other)) = named.find(|(_, other)| *other != id) {
             let message = format!("{name} names session {id}, and {other_name} session {other}");
-            return Err(OpenAiError::parameter(other_name, message));
+            return Err(wrong(other_name, message));
         }
         Ok(Some(id))
-    }
-
-    async fn check_agent_of(&self, session: &SessionHandle) -> Result<(), OpenAiError> {
-        let agent = session.agent().await?;
-        if agent == self.agent.agent {
-            return Ok(());
-        }
-        let (id, asked) = (session.id(), &self.agent.agent);
-        let message = format!("session {id} is of the agent {agent}, not of {asked}");
-        Err(OpenAiError::parameter("model", message))
     }
 
     /// Starts the run of the request, or goes on with the run that waits for it. Adds the names of parameters that have
@@ -206,7 +205,7 @@ impl CompletionStart<'_> {
                     "the session has no call {id:?}, and a call that was made elsewhere can only be in the history \
                      of a new session: leave out the session's name"
                 );
-                Err(OpenAiError::parameter("messages", message).into())
+                Err(wrong("messages", message).into())
             }
             (ChatInput::User(input) | ChatInput::Results(_, Some(input)), target) => {
                 self.start_with(target, input, ignored).await
@@ -293,26 +292,14 @@ impl CompletionStart<'_> {
         ignored: &mut Vec<&'static str>,
     ) -> Result<callsheet_host::runtime::StartedRun, HostError> {
         let key = self.received.request_key();
-        let mut run = RunRequest::default().with(|run| {
+        let run = RunRequest::default().with(|run| {
             run.input = input.clone();
             run.overrides = self.request.overrides.clone();
             run.overrides.model.clone_from(&self.agent.model);
             run.metadata = self.request.metadata.clone();
             run.request_key = key;
         });
-        loop {
-            match session.start_run(run.clone()).await {
-                Err(HostError::OverrideNotAllowed("temperature")) => {
-                    run.overrides.temperature = None;
-                    ignored.push("temperature");
-                }
-                Err(HostError::InvalidOverride(error)) if error.key == "max_output_tokens" => {
-                    run.overrides.max_output_tokens = None;
-                    ignored.push("max_tokens");
-                }
-                started => return started,
-            }
-        }
+        begin::start_run(session, run, &PARAMETER_NAMES, ignored).await
     }
 
     /// Handles a message for a session with a run. `None`: the run has ended meanwhile, or its end is not the client's
@@ -363,6 +350,9 @@ impl CompletionStart<'_> {
         if !sent.ended.is_empty() {
             sent.accepted(session).await?;
         }
+        let overrides = overrides_of_run(session, run.seq).await?;
+        let asked = &self.request.overrides;
+        ignored.extend(begin::without_effect(asked, &overrides, &PARAMETER_NAMES));
         for (key, output) in sent.awaited {
             session.answer_call(&key.to_string(), output).await?;
         }

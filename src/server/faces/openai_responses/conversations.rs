@@ -4,20 +4,22 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::super::access::Caller;
 use super::super::super::extract::{PathParameters, StrictQuery};
 use super::super::super::state::{ApiState, AppState};
 use super::super::DecisionAddress;
 use super::super::begin::WholeRequest;
-use super::super::openai_error::OpenAiError;
+use super::super::openai_error::{OpenAiError, wrong};
+use super::super::openai_parameters::Parameters;
 use super::super::session_of;
+use super::super::stream::Fold as _;
 use super::ids::{ItemId, ResponseId, conversation_id, session_of_conversation};
 use super::object::{FacePair, text_content};
-use super::request::{self, history, metadata, no_such_conversation, wrong};
+use super::request::{self, history, metadata, no_such_conversation};
 use super::stored::{StoredRun, runs_of};
-use super::{FaceKind, fold_options, input_item};
+use super::{FaceKind, fold_options};
 use callsheet_host::runtime::{HostError, OpenSession, SessionHandle};
 use callsheet_values::record::Record;
 use callsheet_values::types::{Metadata, Seq, Usage};
@@ -38,19 +40,15 @@ pub(super) async fn open(
     caller: Caller,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let body = match request.headers().contains_key("content-type") {
-        false => Map::new(),
-        true => request::object(WholeRequest::read(&state, request).await?.bytes())?,
+    let mut body = match request.headers().contains_key("content-type") {
+        false => Parameters::default(),
+        true => Parameters::parse(WholeRequest::read(&state, request).await?.bytes())?,
     };
-    if let Some(other) = body.keys().find(|name| !["metadata", "items"].contains(&name.as_str())) {
-        return Err(wrong(other, "is not supported"));
-    }
-    let metadata = metadata(&body, &FacePair::default())?;
+    let metadata = metadata(&mut body, &FacePair::default())?;
     let mut instructions = Vec::new();
-    if body.get("items").is_some_and(|items| !items.is_array()) {
-        return Err(wrong("items", "must be a list of items"));
-    }
-    let items = request::items(body.get("items"), &mut instructions)?;
+    let items = body.list("items")?.map(Value::Array);
+    let items = request::items(items.as_ref(), &mut instructions)?;
+    body.finish()?;
     if !instructions.is_empty() {
         return Err(wrong("items", "a conversation has no system message: send instructions"));
     }
@@ -177,12 +175,18 @@ pub(super) async fn items(
         let Some(run) = StoredRun::find(&state, &caller, session.id(), run).await? else {
             continue;
         };
-        items.push(input_item(&run));
+        let mut inputs = run.inputs().await?.into_iter().peekable();
         let (session, begins) = (run.place.session.clone(), run.place.seq);
         let id = ResponseId { session, run: begins, begins };
         for fold in run.responses(fold_options(&state, id, &run, None, &console)).await? {
+            let is_of_response =
+                |(seq, _): &(Seq, Value)| !fold.has_ended() || *seq <= fold.ended_at();
+            while let Some((_, item)) = inputs.next_if(is_of_response) {
+                items.push(item);
+            }
             items.extend(fold.response().into_iter().flat_map(|it| it.output()).cloned());
         }
+        items.extend(inputs.map(|(_, item)| item));
     }
     state.answer_limiter.json(&query.page(items)?).map_err(OpenAiError::from)
 }
@@ -250,12 +254,10 @@ pub(super) async fn compact(
     request: Request,
 ) -> Result<Response, OpenAiError> {
     let whole = WholeRequest::read(&state, request).await?;
-    let fields = request::object(whole.bytes())?;
+    let parameters = Parameters::parse(whole.bytes())?;
     let known = ["model", "input", "previous_response_id", "instructions", "prompt_cache_key"];
-    if let Some(other) = fields.keys().find(|name| !known.contains(&name.as_str())) {
-        return Err(wrong(other, "is not supported"));
-    }
-    let mut request = request::CreateRequest::parse(whole.bytes())?;
+    parameters.check_names(&known)?;
+    let mut request = request::CreateRequest::read(parameters)?;
     if request.model.is_empty() {
         return Err(wrong("model", "is required"));
     }

@@ -10,14 +10,15 @@ use super::super::super::approvals::MESSAGE_CHARS_MAX;
 use super::super::super::state::ApiState;
 use super::super::begin::{self, ActedRun, BegunRun, ReceivedRequest};
 use super::super::earlier::SESSION_PREFIXES;
-use super::super::openai_error::{OpenAiError, ParameterNames};
+use super::super::openai_error::{OpenAiError, ParameterNames, wrong};
 use super::super::stream::{Fold as _, RunEvents};
 use super::super::{AskedAgent, named_session, session_of};
 use super::fold::{FoldOptions, ResponseFold, Wait};
 use super::ids::{ItemId, ResponseId};
+use super::object::{FACE_PAIR, ResponseSettings};
 use super::request::{
     CreateRequest, InputItem, ItemPlace, Named, history, history_and_input, input,
-    no_such_conversation, no_such_response, wrong,
+    no_such_conversation, no_such_response,
 };
 use super::stored::{StoredRun, runs_of, session_tools};
 use super::{fold_options, unstored};
@@ -25,18 +26,21 @@ use callsheet_host::runtime::{
     ClientResultError, HostError, OpenSession, RunRequest, SessionHandle, StartedRun,
 };
 use callsheet_machines::turn::ApprovalDecision;
-use callsheet_values::config::{RunOverrides, TokenScope};
+use callsheet_values::config::TokenScope;
 use callsheet_values::types::{ApprovalVerdict, Content, Seq, SessionId, WaitPhase};
 
 /// The pause between attempts to answer a call that the session hands to the client at this moment, and their number.
 const ANSWER_AGAIN: Duration = Duration::from_millis(20);
 const ANSWER_TRIES: u32 = 250;
 
-const PARAMETER_NAMES: ParameterNames =
-    ParameterNames { function: "", schema: "parameters", output: "text.format.schema" };
-
-/// The parameter that is ignored if it is above the maximum of the agent.
-const MAX_OUTPUT: &str = "max_output_tokens";
+const PARAMETER_NAMES: ParameterNames = ParameterNames {
+    function: "",
+    schema: "parameters",
+    format: "text.format",
+    output: "text.format.schema",
+    instructions: "instructions",
+    max_output: "max_output_tokens",
+};
 
 /// What a request does.
 pub(super) enum Plan {
@@ -128,8 +132,10 @@ pub(super) async fn plan(
                 true => None,
                 false => StoredRun::find(state, caller, &session, run).await?,
             };
-            if let Some(run) = found {
-                check_agent(&run.session, asked, "input").await?;
+            // A client may hand the history of one agent to another one.
+            if let Some(run) = found
+                && run.session.agent().await? == asked.agent
+            {
                 let fold = run.last_response(options(response_id(&run), &run)).await?;
                 // A session that is not stored is deleted soon, and the items say what it was.
                 if fold.run_end().is_none() || !unstored::is_unstored(&session) {
@@ -152,17 +158,8 @@ pub(super) async fn plan(
 /// this host has sent.
 fn place_of_items(request: &CreateRequest) -> Option<ItemPlace> {
     let (own, items) = request.new_items();
-    let answered = items.iter().find_map(|item| {
-        let id = match item {
-            InputItem::Output { call, .. } => call,
-            InputItem::Decision { request, .. } => request,
-            InputItem::User(_)
-            | InputItem::Assistant { .. }
-            | InputItem::Call { .. }
-            | InputItem::Own(_)
-            | InputItem::Reference(_) => return None,
-        };
-        let id = ItemId::parse(id)?;
+    let answered = items.iter().filter_map(answered_id).find_map(|id| {
+        let id = ItemId::parse(&id)?;
         Some(ItemPlace { session: id.session, run: Some(id.run) })
     });
     answered.or_else(|| own.cloned())
@@ -210,10 +207,8 @@ async fn check_agent(
     if agent == asked.agent {
         return Ok(());
     }
-    Err(wrong(
-        param,
-        &format!("belongs to a session of the agent {agent:?}, which must be the model"),
-    ))
+    let problem = format!("belongs to a session of the agent {agent:?}, which must be the model");
+    Err(wrong(param, problem))
 }
 
 /// Plans what follows a response.
@@ -241,27 +236,40 @@ async fn plan_after(
             false => Ok(Plan::After(Box::new(run), end)),
         };
     }
-    if items.iter().any(InputItem::is_answer) {
+    let current = run.session.snapshot().await?.current_run;
+    let current = current.filter(|current| current.run_id == run.place.run);
+    let goes_on_behind = current.is_none() && has_input && !run.has_messages_of(items).await?;
+    if items.iter().any(InputItem::is_answer) && !goes_on_behind {
         if items.iter().any(|item| matches!(item, InputItem::Decision { .. })) {
             caller.check_scope(TokenScope::Approve)?;
         }
         check_answers(&fold, items)?;
         return Ok(Plan::Resume(Box::new(run), Box::new(fold)));
     }
-    let current = run.session.snapshot().await?.current_run;
-    match current.filter(|current| current.run_id == run.place.run) {
+    match current {
         Some(current) if current.approvals.is_empty() && current.client_calls.is_empty() => {
             Err(in_progress())
         }
         Some(_) => {
             let call = fold.waits().find_map(client_call_id);
             match call {
-                Some(id) => Err(wrong("input", &format!("no output found for the call {id}"))),
+                Some(id) => Err(wrong("input", format!("no output found for the call {id}"))),
                 None => Ok(Plan::Repeat(Box::new(fold))),
             }
         }
-        // Decided elsewhere, and over.
-        None => Ok(Plan::Next(run.session)),
+        None => {
+            let answers: Vec<String> = items.iter().filter_map(answered_id).collect();
+            let has_result = |id: &String| answered.contains(id) || answers.contains(id);
+            if let Some(id) = fold.waits().find_map(client_call_id).filter(|id| !has_result(id)) {
+                return Err(wrong("input", format!("no output found for the call {id}")));
+            }
+            // Decided elsewhere, and over.
+            let options = FoldOptions { id: response_id(&run), ..fold.options().clone() };
+            match run.last_response(options).await?.run_end() {
+                Some(end) => Ok(Plan::After(Box::new(run), end)),
+                None => Err(in_progress()),
+            }
+        }
     }
 }
 
@@ -302,20 +310,24 @@ fn waiting_ids(fold: &ResponseFold) -> Vec<String> {
     fold.waits().map(id).collect()
 }
 
-/// Checks that the items answer all that the response waits for, and nothing else.
-fn check_answers(fold: &ResponseFold, items: &[InputItem]) -> Result<(), OpenAiError> {
-    let waits = waiting_ids(fold);
-    let answered = |item: &InputItem| match item {
+/// Returns the id of what an item answers.
+fn answered_id(item: &InputItem) -> Option<String> {
+    match item {
         InputItem::Output { call: id, .. } | InputItem::Decision { request: id, .. } => {
             Some(id.clone())
         }
         InputItem::User(_)
         | InputItem::Assistant { .. }
         | InputItem::Call { .. }
-        | InputItem::Own(_)
+        | InputItem::Own { .. }
         | InputItem::Reference(_) => None,
-    };
-    let answers: Vec<String> = items.iter().filter_map(answered).collect();
+    }
+}
+
+/// Checks that the items answer all that the response waits for, and nothing else.
+fn check_answers(fold: &ResponseFold, items: &[InputItem]) -> Result<(), OpenAiError> {
+    let waits = waiting_ids(fold);
+    let answers: Vec<String> = items.iter().filter_map(answered_id).collect();
     if let Some(other) = answers.iter().find(|id| !waits.contains(id)) {
         let call =
             |id: &str| ItemId::parse(id).map(|it| it.of.split('.').next().map(str::to_owned));
@@ -326,12 +338,12 @@ fn check_answers(fold: &ResponseFold, items: &[InputItem]) -> Result<(), OpenAiE
                 format!("no response waits for {:?}", callsheet_values::types::excerpt(other, 200))
             }
         };
-        return Err(wrong("input", &message));
+        return Err(wrong("input", message));
     }
     match waits.iter().find(|id| !answers.contains(id)) {
         Some(missing) => {
             let kind = if missing.starts_with("call_") { "output" } else { "decision" };
-            Err(wrong("input", &format!("no {kind} found for {missing}: answer all that wait")))
+            Err(wrong("input", format!("no {kind} found for {missing}: answer all that wait")))
         }
         None => Ok(()),
     }
@@ -361,6 +373,7 @@ pub(super) async fn carry_out(
         Plan::New(_) | Plan::Next(_) | Plan::After(..) | Plan::Repeat(_) => None,
     };
     if let Some((run, begins, items)) = gone_on {
+        ignored.extend(without_effect(request, &run.settings));
         let begun = begin::begin(state, received, || None, resume(run, items)).await?;
         let id = ResponseId { begins, ..response_id(run) };
         let fold = fold_options(state, id, run, None, console);
@@ -390,9 +403,12 @@ pub(super) async fn carry_out(
     };
     let mut settings = request.settings();
     settings.session_tools = session_tools(&begun.session).await?;
-    if ignored.contains(&MAX_OUTPUT) {
-        settings.overrides = Arc::new(without_maximum(&request.overrides));
-    }
+    settings.overrides = Arc::new(request.overrides.clone().with(|overrides| {
+        overrides.model.clone_from(&asked.model);
+        if ignored.contains(&PARAMETER_NAMES.max_output) {
+            overrides.max_output_tokens = None;
+        }
+    }));
     let openai = &state.options.faces.openai;
     let fold = FoldOptions {
         id,
@@ -403,6 +419,19 @@ pub(super) async fn carry_out(
         settings: Arc::new(settings),
     };
     Ok(BegunResponse { begun, fold, ignored })
+}
+
+/// Returns the names of parameters of a request for a run that goes on with others.
+fn without_effect(request: &CreateRequest, run: &ResponseSettings) -> Vec<&'static str> {
+    let mut names = begin::without_effect(&request.overrides, &run.overrides, &PARAMETER_NAMES);
+    let mut pairs = request.metadata.iter().filter(|(name, _)| *name != FACE_PAIR);
+    if pairs.any(|(name, value)| run.metadata.get(name) != Some(value)) {
+        names.push("metadata");
+    }
+    if request.pair.unstored && !run.pair.unstored {
+        names.push("store");
+    }
+    names
 }
 
 /// A session for a run.
@@ -510,34 +539,20 @@ async fn start(
     received: ReceivedRequest<'_>,
     ignored: &mut Vec<&'static str>,
 ) -> Result<StartedRun, OpenAiError> {
-    let run = |overrides: RunOverrides| {
-        RunRequest::default().with(|run| {
-            run.input = content.clone();
-            run.overrides = overrides;
-            run.overrides.model.clone_from(&asked.model);
-            run.metadata = request.metadata.clone();
-            run.request_key = received.request_key();
-        })
-    };
-    let mut started = session.start_run(run(request.overrides.clone())).await;
-    let lower = without_maximum(&request.overrides);
-    if started.as_ref().is_err_and(|error| error.api_code() == "limit_too_high")
-        && lower != request.overrides
-    {
-        ignored.push(MAX_OUTPUT);
-        started = session.start_run(run(lower)).await;
-    }
-    started.map_err(|error| {
+    let run = RunRequest::default().with(|run| {
+        run.input = content;
+        run.overrides = request.overrides.clone();
+        run.overrides.model.clone_from(&asked.model);
+        run.metadata = request.metadata.clone();
+        run.request_key = received.request_key();
+    });
+    begin::start_run(session, run, &PARAMETER_NAMES, ignored).await.map_err(|error| {
         if error == HostError::RunInProgress {
             return in_progress();
         }
         let tools = request.overrides.client_tools.as_deref();
         OpenAiError::of_start(error, tools, &PARAMETER_NAMES)
     })
-}
-
-fn without_maximum(overrides: &RunOverrides) -> RunOverrides {
-    overrides.clone().with(|overrides| overrides.max_output_tokens = None)
 }
 
 /// Answers what a run waits for. Further messages of the user steer it, unless the run has all that the request answers:
@@ -576,7 +591,7 @@ async fn resume(run: &StoredRun, items: &[InputItem]) -> Result<ActedRun, OpenAi
             InputItem::User(content) => drop(session.steer(content.clone()).await?),
             InputItem::Assistant { .. }
             | InputItem::Call { .. }
-            | InputItem::Own(_)
+            | InputItem::Own { .. }
             | InputItem::Reference(_) => {}
         }
     }
@@ -602,7 +617,7 @@ async fn decide(
         .into_iter()
         .find(|it| it.as_str() == phase);
     if reason.as_ref().is_some_and(|reason| reason.chars().nth(MESSAGE_CHARS_MAX).is_some()) {
-        return Err(wrong("input", &format!("reason: at most {MESSAGE_CHARS_MAX} characters")));
+        return Err(wrong("input", format!("reason: at most {MESSAGE_CHARS_MAX} characters")));
     }
     let is_question = phase == Some(WaitPhase::Input);
     let content = reason.as_deref().filter(|_| is_question && approve);

@@ -9,8 +9,8 @@
 //! which items the attempt has ([`AttemptItems`]), so that they are the same for any pieces of the text.
 //!
 //! An item of text ends when its attempt has: until then it is not certain that it counts. The index of an item follows
-//! from the records alone, so that it is the same for each client. After an attempt whose text a kill of the host has
-//! lost, indexes are left out, because no record says how many items clients have seen.
+//! from the records alone, so that it is the same for each client. No record says which items an attempt had whose text
+//! a kill of the host has lost: those that a client has not seen are empty.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ const PART_DONE: u64 = 3;
 const PART_NEXT: u64 = 5;
 const PART_VOID: u64 = 6;
 
-/// Number of indexes of an attempt whose items are not known: it has one of each kind at most.
+/// Number of items of an attempt that are not known: it has one of each kind at most.
 const LOST_ITEMS: u64 = 2;
 
 /// The state of a response.
@@ -88,6 +88,8 @@ impl ResponseStatus {
 #[derive(Clone, Debug)]
 pub(super) struct OpenResponse {
     pub(super) begins: Seq,
+    /// The response of the run that it goes on from.
+    pub(super) previous: Option<Seq>,
     pub(super) status: ResponseStatus,
     pub(super) incomplete_reason: Option<&'static str>,
     pub(super) error: Option<RunError>,
@@ -100,9 +102,10 @@ pub(super) struct OpenResponse {
 }
 
 impl OpenResponse {
-    fn new(begins: Seq, created_ms: u64) -> Self {
+    fn new(begins: Seq, previous: Option<Seq>, created_ms: u64) -> Self {
         Self {
             begins,
+            previous,
             status: ResponseStatus::InProgress,
             incomplete_reason: None,
             error: None,
@@ -449,7 +452,9 @@ impl ResponseFold {
     }
 
     fn open(&mut self, begins: Seq, time: u64, parts: &mut Vec<FacePart>) {
-        self.response = Some(OpenResponse::new(begins, time));
+        let previous = self.response.as_ref().map(|response| response.begins);
+        let previous = previous.filter(|previous| *previous < begins);
+        self.response = Some(OpenResponse::new(begins, previous, time));
         self.place(EventId { seq: begins, bytes: 0 }, 0);
         for name in ["response.created", "response.in_progress"] {
             let response = self.object();
@@ -710,11 +715,8 @@ impl ResponseFold {
     ) {
         let is_shown = self.options.unproven_text == UnprovenText::Show;
         let seen = self.seen_items(id);
-        let Some((count, first_index)) =
-            self.attempt.as_ref().map(|it| (it.items.len(), it.first_index))
-        else {
-            return;
-        };
+        let Some(attempt) = &self.attempt else { return };
+        let (count, first_index, seq) = (attempt.items.len(), attempt.first_index, attempt.seq);
         if is_shown && count == 0 {
             match (voided, seen) {
                 (Some(voided), None) => self.show_voided(voided, None, parts),
@@ -742,8 +744,23 @@ impl ResponseFold {
         for item in items {
             response.items.get_mut(item).into_iter().for_each(|item| item.is_void = true);
         }
+        let shown = response.next_index - first_index;
         if is_shown {
-            response.next_index = response.next_index.max(first_index + reserved);
+            (shown..reserved).for_each(|number| self.add_lost_item((seq, number), id, parts));
+        }
+    }
+
+    /// Adds an empty item for one that an attempt may have had, because helpers of clients count the items. Its parts have
+    /// a place of their own, also for a client that has seen the items before it.
+    fn add_lost_item(&mut self, (seq, number): (Seq, u64), id: EventId, parts: &mut Vec<FacePart>) {
+        let of = format!("{seq}-{number}");
+        self.place(id, 2 * number);
+        let value = json!({"type": "reasoning", "id": self.id("rs", &of), "summary": []});
+        let item = self.add_item(value, parts);
+        self.set(item, "status", "incomplete".into());
+        self.end_item(item, parts);
+        if let Some(item) = self.response.as_mut().and_then(|it| it.items.get_mut(item)) {
+            item.is_void = true;
         }
     }
 
@@ -1224,9 +1241,14 @@ impl ResponseFold {
     }
 
     fn approval_id(&self, request: &ApprovalRequest) -> String {
-        let ApprovalRequest { call, phase, arguments_sha256, .. } = request;
-        self.id("mcpr", &format!("{}.{}.{arguments_sha256}", call.key, phase.as_str()))
+        self.id("mcpr", &approval_place(request))
     }
+}
+
+/// Returns what the id of a request for an approval names in its run.
+pub(super) fn approval_place(request: &ApprovalRequest) -> String {
+    let ApprovalRequest { call, phase, arguments_sha256, .. } = request;
+    format!("{}.{}.{arguments_sha256}", call.key, phase.as_str())
 }
 
 /// What a response that has ended waits for.
@@ -1462,7 +1484,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_lost_text_end_and_keep_their_indexes() {
+    fn items_of_lost_text_end_and_no_index_is_left_out() {
         let attempts = [
             Run::started().thinks("Hm.").says("It ").says("is"),
             Run::started().says("It is"),
@@ -1491,9 +1513,11 @@ mod tests {
                     let names: Vec<_> =
                         ended.iter().map(|(index, id, _)| (*index, id.clone())).collect();
                     assert_eq!(added, names, "{what}");
-                    let lost = ended.iter().filter(|(.., status)| *status == "incomplete").count();
-                    assert_eq!(lost + 2, ended.len(), "{what}");
-                    assert_eq!(added.iter().map(|it| it.0).skip(lost).collect::<Vec<_>>(), [4, 5]);
+                    let indexes: Vec<_> = ended.iter().map(|(index, ..)| *index).collect();
+                    assert_eq!(indexes, [0, 1, 2, 3, 4, 5], "{what}");
+                    let lost = ended.iter().map(|(.., status)| *status == "incomplete");
+                    let is_lost = [true, true, true, true, false, false];
+                    assert_eq!(lost.collect::<Vec<_>>(), is_lost, "{what}");
                 }
             }
         }

@@ -23,7 +23,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::super::access::Caller;
 use super::super::extract::{PathParameters, StrictQuery};
@@ -31,20 +31,23 @@ use super::super::route::{READ, RUN, Route};
 use super::super::state::{ApiState, AppState};
 use super::answer::FaceAnswer;
 use super::begin::WholeRequest;
-use super::openai_error::OpenAiError;
+use super::openai_error::{OpenAiError, wrong};
+use super::openai_parameters::Parameters;
 use super::position::PartPosition;
 use super::stream::{self, DONE, FaceStreamSettings, Fold as _, RunEvents};
 use super::{DecisionAddress, with_names};
 use callsheet_host::runtime::HostError;
 use callsheet_host::telemetry::FaceKind;
 use callsheet_values::record::StopMode;
+use callsheet_values::types::Seq;
 use conversations::ItemsQuery;
 use create::{BegunResponse, Plan};
 use fold::{FoldOptions, ResponseFold, ResponseStatus};
-use ids::{ItemId, ResponseId};
+use ids::ResponseId;
 pub(super) use request::session_of_items;
-use request::{CreateRequest, no_such_response, wrong};
+use request::{CreateRequest, no_such_response};
 use stored::{StoredRun, runs_of};
+pub(super) use unstored::delete_old;
 
 /// Returns the routes of the face.
 pub(super) fn routes() -> Vec<Route> {
@@ -72,7 +75,7 @@ async fn create(
     let whole = WholeRequest::read(&state, request).await?;
     let received = whole.received(FaceKind::Responses, &caller);
     unstored::delete_old(&state);
-    let mut request = CreateRequest::parse(whole.bytes())?;
+    let mut request = CreateRequest::read(Parameters::parse(whole.bytes())?)?;
     let asked = create::agent_of(&state, &caller, &request)?;
     let plan = create::plan(&state, received, &mut request, &asked, &console).await?;
     if let Plan::Repeat(fold) = plan {
@@ -248,42 +251,22 @@ async fn input_items(
     State(state): State<AppState>,
     caller: Caller,
     parameters: PathParameters,
+    DecisionAddress(console): DecisionAddress,
     StrictQuery(query): StrictQuery<ItemsQuery>,
 ) -> Result<Response, OpenAiError> {
     let (id, run) = named_response(&state, &caller, &parameters).await?;
+    let options = fold_options(&state, id.clone(), &run, None, &console);
+    let response = run.fold(options).await?;
+    let response = response.ok_or_else(|| no_such_response("id", &id.to_string()))?;
     let mut items = Vec::new();
-    if id.begins == id.run {
-        if runs_of(&run.session).await?.first() == Some(&id.run) {
-            items = conversations::opening_items(&run.session).await?;
-        }
-        items.push(input_item(&run));
+    if id.begins == id.run && runs_of(&run.session).await?.first() == Some(&id.run) {
+        items = conversations::opening_items(&run.session).await?;
     }
+    let is_of_response =
+        |seq: &Seq| *seq >= id.begins && (!response.has_ended() || *seq <= response.ended_at());
+    let inputs = run.inputs().await?.into_iter();
+    items.extend(inputs.filter(|(seq, _)| is_of_response(seq)).map(|(_, item)| item));
     Ok(Json(query.page(items)?).into_response())
-}
-
-/// Returns the message with which the user has started a run.
-fn input_item(run: &StoredRun) -> Value {
-    use callsheet_values::types::{ContentPart, Image};
-    let parts = run.input.parts().iter().map(|part| match part {
-        ContentPart::Text(text) => json!({"type": "input_text", "text": text}),
-        ContentPart::Image(image) => {
-            let url = match image {
-                Image::Url(url) => url.to_string(),
-                Image::Base64 { media_type, data } => format!("data:{media_type};base64,{data}"),
-            };
-            json!({"type": "input_image", "image_url": url, "detail": "auto"})
-        }
-    });
-    let (run_seq, session) = (run.place.seq, run.place.session.clone());
-    let id = ItemId { kind: "msg", run: run_seq, of: "input", session };
-    let content: Vec<Value> = parts.collect();
-    json!({
-        "type": "message",
-        "id": id.to_string(),
-        "status": "completed",
-        "role": "user",
-        "content": content,
-    })
 }
 
 async fn named_response(

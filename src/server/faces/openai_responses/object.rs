@@ -11,7 +11,7 @@ use callsheet_values::config::{ClientTool, RunOverrides};
 use callsheet_values::types::{Metadata, ToolChoice, Usage};
 
 /// The name of the pair of a run's metadata that holds what the face alone needs.
-const FACE_PAIR: &str = "openai";
+pub(super) const FACE_PAIR: &str = "openai";
 
 /// What a request says that no override of a run says. Stored as a pair of the run's metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +82,10 @@ impl ResponseSettings {
         let RunOverrides {
             tool_choice, max_output_tokens, multi_tool_calls, output, limits, ..
         } = &*self.overrides;
-        let FacePair { previous, background, unstored, format, conversation: _ } = &self.pair;
+        let FacePair { previous, background, unstored, format, conversation } = &self.pair;
+        let of_run = response.previous.map(|begins| ResponseId { begins, ..id.clone() });
+        let of_run = of_run.filter(|_| !conversation).map(|id| id.to_string());
+        let previous = of_run.as_ref().or(previous.as_ref());
         let is_hidden = is_part && response.status == ResponseStatus::Cancelled;
         let status = if is_hidden { ResponseStatus::Incomplete } else { response.status };
         let metadata: serde_json::Map<String, Value> = self

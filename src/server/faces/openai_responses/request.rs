@@ -9,73 +9,41 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::super::GO_ON;
-use super::super::openai_error::OpenAiError;
+use super::super::openai_error::{OpenAiError, wrong};
+use super::super::openai_parameters::{
+    IgnoredParameter, Parameters, client_tool, is_from, output, tool_choice,
+};
 use super::fold::SERVER_LABEL;
 use super::ids::{ItemId, ResponseId, session_of_conversation};
 use super::object::{FacePair, ResponseSettings};
 use callsheet_tools::ToolOutput;
 use callsheet_values::config::{ClientTool, OutputRequest, RunOverrides};
 use callsheet_values::types::{
-    Content, ContentPart, Image, Metadata, ResultPart, Seq, SessionId, ToolChoice, excerpt,
+    Content, ContentPart, Image, Metadata, ResultPart, Seq, SessionId, excerpt,
 };
 
-/// Parameters without effect, and what they must be. They are named in a header of the answer.
-const IGNORED: [(&str, Check, &str); 14] = [
+/// Parameters without effect, beside those of all faces of OpenAI.
+const IGNORED: [IgnoredParameter; 6] = [
     ("temperature", |value| is_from(value, 0.0, 2.0), "must be a number from 0 to 2"),
-    ("top_p", |value| is_from(value, 0.0, 1.0), "must be a number from 0 to 1"),
-    ("presence_penalty", |value| is_from(value, -2.0, 2.0), "must be a number from -2 to 2"),
-    ("frequency_penalty", |value| is_from(value, -2.0, 2.0), "must be a number from -2 to 2"),
-    ("reasoning", Value::is_object, "must be an object"),
-    ("service_tier", Value::is_string, "must be a string"),
-    ("truncation", is_truncation, "must be auto or disabled"),
-    ("safety_identifier", Value::is_string, "must be a string"),
-    ("prompt_cache_key", Value::is_string, "must be a string"),
-    ("prompt_cache_retention", Value::is_string, "must be a string"),
+    (
+        "truncation",
+        |value| matches!(value.as_str(), Some("auto" | "disabled")),
+        "must be auto or disabled",
+    ),
     ("user", Value::is_string, "must be a string"),
     ("stream_options", Value::is_object, "must be an object"),
-    ("include", are_strings, "must be a list of strings"),
-    ("top_logprobs", is_zero, "must be 0: logprobs are not supported"),
+    ("include", is_include, "must be a list of strings, without logprobs"),
+    ("top_logprobs", |value| *value == 0, "must be 0: logprobs are not supported"),
 ];
 
-type Check = fn(&Value) -> bool;
-
-fn is_from(value: &Value, min: f64, max: f64) -> bool {
-    value.as_f64().is_some_and(|number| (min..=max).contains(&number))
-}
-
-fn is_truncation(value: &Value) -> bool {
-    matches!(value.as_str(), Some("auto" | "disabled"))
-}
-
-fn are_strings(value: &Value) -> bool {
-    value.as_array().is_some_and(|list| list.iter().all(Value::is_string))
+fn is_include(value: &Value) -> bool {
+    let is_supported =
+        |name: &Value| name.as_str().is_some_and(|name| name != "message.output_text.logprobs");
+    value.as_array().is_some_and(|list| list.iter().all(is_supported))
 }
 
 /// The member of a tool that has no effect: schemas are not enforced while the model writes.
 const STRICT: &str = "tools.strict";
-
-/// The names of the other parameters.
-const KNOWN: [&str; 15] = [
-    "model",
-    "input",
-    "previous_response_id",
-    "conversation",
-    "tools",
-    "tool_choice",
-    "metadata",
-    "text",
-    "parallel_tool_calls",
-    "stream",
-    "background",
-    "max_output_tokens",
-    "max_tool_calls",
-    "instructions",
-    "store",
-];
-
-fn is_zero(value: &Value) -> bool {
-    value.as_u64() == Some(0)
-}
 
 /// A request for a response.
 #[derive(Clone, Debug, Default)]
@@ -112,8 +80,12 @@ pub(super) enum InputItem {
         call: Value,
         place: Option<ItemPlace>,
     },
-    /// An item that an earlier response of this host had, of which nothing else is known or needed.
-    Own(ItemPlace),
+    /// An item that an earlier response of this host had. Of a call of the agent's tools, also what it says: the call in
+    /// the form of Chat Completions, and its result.
+    Own {
+        place: ItemPlace,
+        call: Option<(Value, String)>,
+    },
     /// A reference to one.
     Reference(ItemPlace),
     /// The result of a call.
@@ -141,7 +113,7 @@ impl InputItem {
     fn place(&self) -> Option<&ItemPlace> {
         match self {
             Self::Assistant { place, .. } | Self::Call { place, .. } => place.as_ref(),
-            Self::Own(place) | Self::Reference(place) => Some(place),
+            Self::Own { place, .. } | Self::Reference(place) => Some(place),
             Self::User(_) | Self::Output { .. } | Self::Decision { .. } => None,
         }
     }
@@ -153,50 +125,51 @@ impl InputItem {
 }
 
 impl CreateRequest {
-    /// Parses a body.
-    pub(super) fn parse(body: &[u8]) -> Result<Self, OpenAiError> {
-        let mut fields = object(body)?;
-        let mut ignored = ignored(&mut fields)?;
-        if let Some(unknown) = fields.keys().find(|name| !KNOWN.contains(&name.as_str())) {
-            let name = excerpt(unknown, 64);
-            return Err(wrong(&name, "is not supported"));
-        }
+    /// Reads the parameters of a body.
+    pub(super) fn read(mut parameters: Parameters) -> Result<Self, OpenAiError> {
+        let mut ignored = parameters.ignored(&IGNORED)?;
         let mut request = Self {
-            model: text(&fields, "model")?.unwrap_or_default().to_owned(),
-            stream: flag(&fields, "stream")?.unwrap_or(false),
-            names: named(&fields)?,
+            model: parameters.text("model")?.unwrap_or_default(),
+            stream: parameters.flag("stream")?.unwrap_or(false),
             ..Self::default()
         };
-        request.pair.previous = text(&fields, "previous_response_id")?.map(str::to_owned);
-        request.pair.background = flag(&fields, "background")?.unwrap_or(false);
-        request.pair.unstored = !flag(&fields, "store")?.unwrap_or(true);
-        if request.pair.unstored && request.pair.background {
-            return Err(wrong(
-                "store",
-                "must not be false with background: nobody could read the response",
-            ));
+        let pair = &mut request.pair;
+        pair.previous = parameters.text("previous_response_id")?;
+        request.names = named(pair.previous.as_deref(), parameters.take("conversation").as_ref())?;
+        pair.conversation = matches!(request.names, Some(Named::Conversation(_)));
+        pair.background = parameters.flag("background")?.unwrap_or(false);
+        pair.unstored = !parameters.flag("store")?.unwrap_or(true);
+        if pair.unstored && pair.background {
+            let problem = "must not be false with background: nobody could read the response";
+            return Err(wrong("store", problem));
         }
-        let parallel = flag(&fields, "parallel_tool_calls")?;
         let overrides = &mut request.overrides;
         // Only less than the agent allows can be asked for.
-        overrides.multi_tool_calls = parallel.filter(|parallel| !parallel);
-        overrides.max_output_tokens = number(&fields, "max_output_tokens")?;
+        overrides.multi_tool_calls =
+            parameters.flag("parallel_tool_calls")?.filter(|parallel| !parallel);
+        overrides.max_output_tokens = parameters.count("max_output_tokens")?;
         overrides.limits.max_tool_calls_per_run =
-            number(&fields, "max_tool_calls")?.map(NonZeroU32::get);
-        overrides.client_tools = client_tools(fields.get("tools"), &mut ignored)?;
-        let choice = tool_choice(fields.get("tool_choice"))?;
-        let tools = overrides.client_tools.as_deref().unwrap_or_default();
-        overrides.tool_choice =
-            choice.map(|choice| super::super::tool_choice::of_request(choice, tools));
-        (overrides.output, request.pair.format) = format(fields.get("text"), &mut ignored)?;
-        let mut instructions: Vec<String> =
-            text(&fields, "instructions")?.map(str::to_owned).into_iter().collect();
-        request.items = items(fields.get("input"), &mut instructions)?;
+            parameters.count("max_tool_calls")?.map(NonZeroU32::get);
+        let tools = parameters.list("tools")?.unwrap_or_default();
+        if tools.iter().any(|tool| tool["strict"] == true) {
+            ignored.push(STRICT);
+        }
+        if tools.iter().any(|tool| !tool["require_approval"].is_null()) {
+            ignored.push("tools.require_approval");
+        }
+        let tools = client_tools(&tools)?;
+        let choice = parameters.take("tool_choice");
+        overrides.tool_choice = tool_choice(choice.as_ref(), |choice| &choice["name"], &tools)?;
+        overrides.client_tools = Some(tools).filter(|tools| !tools.is_empty()).map(Into::into);
+        let text = parameters.object("text")?;
+        (overrides.output, pair.format) = format(text.unwrap_or_default(), &mut ignored)?;
+        let mut instructions: Vec<String> = parameters.text("instructions")?.into_iter().collect();
+        request.items = items(parameters.take("input").as_ref(), &mut instructions)?;
         instructions.retain(|text| !text.trim().is_empty());
-        request.overrides.instructions =
-            Some(instructions.join("\n\n")).filter(|text| !text.is_empty());
-        request.metadata = metadata(&fields, &request.pair)?;
+        overrides.instructions = Some(instructions.join("\n\n")).filter(|text| !text.is_empty());
+        request.metadata = metadata(&mut parameters, pair)?;
         request.ignored = ignored;
+        parameters.finish()?;
         Ok(request)
     }
 
@@ -226,7 +199,7 @@ impl CreateRequest {
             InputItem::Assistant { text, .. } => !text.is_empty(),
             InputItem::Call { .. } => true,
             InputItem::User(_)
-            | InputItem::Own(_)
+            | InputItem::Own { .. }
             | InputItem::Reference(_)
             | InputItem::Output { .. }
             | InputItem::Decision { .. } => false,
@@ -238,20 +211,29 @@ impl CreateRequest {
     /// Takes the items as the history of another host: those of this one are not there any more. Each has what it says in
     /// itself, but for references.
     pub(super) fn forget_places(&mut self) -> Result<(), OpenAiError> {
-        for item in &mut self.items {
+        let mut items = Vec::with_capacity(self.items.len());
+        for item in self.items.drain(..) {
             match item {
-                InputItem::Assistant { place, .. } | InputItem::Call { place, .. } => *place = None,
+                InputItem::Assistant { text, .. } => {
+                    items.push(InputItem::Assistant { text, place: None });
+                }
+                InputItem::Call { call, .. } => items.push(InputItem::Call { call, place: None }),
+                InputItem::Own { call: Some((call, output)), .. } => {
+                    let id = call["id"].as_str().unwrap_or_default().to_owned();
+                    items.push(InputItem::Call { call, place: None });
+                    items.push(InputItem::Output { call: id, output: output.into() });
+                }
+                InputItem::Own { call: None, .. } => {}
                 InputItem::Reference(_) => {
                     let problem = "refers to an item of a session that does not exist";
                     return Err(wrong("input", problem));
                 }
-                InputItem::Own(_)
-                | InputItem::User(_)
-                | InputItem::Output { .. }
-                | InputItem::Decision { .. } => {}
+                InputItem::User(_) | InputItem::Output { .. } | InputItem::Decision { .. } => {
+                    items.push(item);
+                }
             }
         }
-        self.items.retain(|item| !matches!(item, InputItem::Own(_)));
+        self.items = items;
         Ok(())
     }
 
@@ -271,73 +253,15 @@ impl CreateRequest {
     }
 }
 
-/// Parses a body, an object. Clients send null for what they leave out.
-pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>, OpenAiError> {
-    let value: Value = serde_json::from_slice(body).map_err(|error| {
-        let message = format!("the body is not valid JSON: {error}");
-        OpenAiError::new(StatusCode::BAD_REQUEST, "invalid_json", message)
-    })?;
-    let Value::Object(mut fields) = value else {
-        let message = "the body must be a JSON object";
-        return Err(OpenAiError::new(StatusCode::BAD_REQUEST, "invalid_request", message));
-    };
-    fields.retain(|_, value| !value.is_null());
-    Ok(fields)
-}
-
-/// Returns the error of a parameter.
-pub(super) fn wrong(param: &str, problem: &str) -> OpenAiError {
-    OpenAiError::parameter(param, format!("{param}: {problem}"))
-}
-
-fn ignored(fields: &mut Map<String, Value>) -> Result<Vec<&'static str>, OpenAiError> {
-    let mut names = Vec::new();
-    for (name, is_valid, form) in IGNORED {
-        let Some(value) = fields.remove(name) else { continue };
-        if !is_valid(&value) {
-            return Err(wrong(name, form));
-        }
-        let logprobs = |value: &Value| value == "message.output_text.logprobs";
-        if value.as_array().is_some_and(|list| list.iter().any(logprobs)) {
-            return Err(wrong(name, "logprobs are not supported"));
-        }
-        names.push(name);
-    }
-    Ok(names)
-}
-
-pub(super) fn text<'a>(
-    fields: &'a Map<String, Value>,
-    name: &str,
-) -> Result<Option<&'a str>, OpenAiError> {
-    let Some(value) = fields.get(name) else { return Ok(None) };
-    value.as_str().map(Some).ok_or_else(|| wrong(name, "must be a string"))
-}
-
-fn flag(fields: &Map<String, Value>, name: &str) -> Result<Option<bool>, OpenAiError> {
-    let Some(value) = fields.get(name) else { return Ok(None) };
-    value.as_bool().map(Some).ok_or_else(|| wrong(name, "must be true or false"))
-}
-
-fn number(fields: &Map<String, Value>, name: &str) -> Result<Option<NonZeroU32>, OpenAiError> {
-    let Some(value) = fields.get(name) else { return Ok(None) };
-    let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-    number
-        .and_then(NonZeroU32::new)
-        .map(Some)
-        .ok_or_else(|| wrong(name, "must be a whole number of at least 1"))
-}
-
-fn named(fields: &Map<String, Value>) -> Result<Option<Named>, OpenAiError> {
-    let conversation = match fields.get("conversation") {
-        None => None,
-        Some(Value::String(id)) => Some(id.as_str()),
-        Some(other) => {
-            let id = other.get("id").and_then(Value::as_str);
-            Some(id.ok_or_else(|| wrong("conversation", "must be an id, or an object with it"))?)
-        }
-    };
-    match (text(fields, "previous_response_id")?, conversation) {
+fn named(
+    previous: Option<&str>,
+    conversation: Option<&Value>,
+) -> Result<Option<Named>, OpenAiError> {
+    let conversation = conversation.map(|value| {
+        let id = value.as_str().or_else(|| value["id"].as_str());
+        id.ok_or_else(|| wrong("conversation", "must be an id, or an object with it"))
+    });
+    match (previous, conversation.transpose()?) {
         (None, None) => Ok(None),
         (Some(_), Some(_)) => {
             Err(wrong("conversation", "must not be sent together with previous_response_id"))
@@ -366,113 +290,68 @@ pub(super) fn no_such_conversation(id: &str) -> OpenAiError {
     OpenAiError::new(StatusCode::NOT_FOUND, "not_found", message).of_param("conversation")
 }
 
+/// Takes the metadata, and adds the pair of this face.
 pub(super) fn metadata(
-    fields: &Map<String, Value>,
+    parameters: &mut Parameters,
     pair: &FacePair,
 ) -> Result<Metadata, OpenAiError> {
-    let mut pairs = Vec::new();
-    if let Some(value) = fields.get("metadata") {
-        let object = value.as_object().ok_or_else(|| wrong("metadata", "must be an object"))?;
-        for (name, value) in object {
-            let value = value.as_str();
-            let value = value.ok_or_else(|| wrong("metadata", "the values must be strings"))?;
-            pairs.push((name.clone(), value.to_owned()));
-        }
-    }
+    let mut pairs = parameters.pairs()?;
     pairs.extend(ResponseSettings::pair(pair));
-    Metadata::new(pairs).map_err(|error| wrong("metadata", &error.to_string()))
+    Metadata::new(pairs).map_err(|error| wrong("metadata", error.to_string()))
 }
 
-fn client_tools(
-    tools: Option<&Value>,
-    ignored: &mut Vec<&'static str>,
-) -> Result<Option<Arc<[ClientTool]>>, OpenAiError> {
-    let Some(tools) = tools else { return Ok(None) };
-    let tools = tools.as_array().ok_or_else(|| wrong("tools", "must be a list"))?;
+fn client_tools(tools: &[Value]) -> Result<Vec<ClientTool>, OpenAiError> {
     let mut own = Vec::new();
     for (at, tool) in tools.iter().enumerate() {
-        let param = format!("tools[{at}]");
-        let field = |name: &str| tool.get(name).and_then(Value::as_str);
-        if !tool.is_object() {
-            return Err(wrong(&param, "must be an object"));
-        }
-        match (field("type"), field("server_label")) {
-            (Some("function"), _) => {}
+        let path = format!("tools[{at}]");
+        match (tool["type"].as_str(), tool["server_label"].as_str()) {
+            (Some("function"), _) => own.push(client_tool(tool, &path)?),
             // The agent's own tools, as a client that has been shown their calls names them.
-            (Some("mcp"), Some(SERVER_LABEL)) => continue,
+            (Some("mcp"), Some(SERVER_LABEL)) => check_own_server(tool, &path)?,
             (Some(kind), _) => {
-                let message = format!(
+                let problem = format!(
                     "type {:?} is not supported: the client's own tools are of type function, those of the agent are configured at the host",
                     excerpt(kind, 64)
                 );
-                return Err(wrong(&param, &message));
+                return Err(wrong(path, problem));
             }
-            (None, _) => return Err(wrong(&param, "has no type")),
+            (None, _) => return Err(wrong(path, "must be an object with a type")),
         }
-        let name = field("name").ok_or_else(|| wrong(&param, "has no name"))?;
-        match tool.get("strict") {
-            None | Some(Value::Null | Value::Bool(false)) => {}
-            Some(Value::Bool(true)) if ignored.contains(&STRICT) => {}
-            Some(Value::Bool(true)) => ignored.push(STRICT),
-            Some(_) => return Err(wrong(&format!("{param}.strict"), "must be true or false")),
-        }
-        let schema = match tool.get("parameters") {
-            None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
-            Some(schema) => schema.clone(),
-        };
-        own.push(ClientTool::new(name, field("description").unwrap_or_default(), schema));
     }
-    Ok((!own.is_empty()).then(|| own.into()))
+    Ok(own)
 }
 
-fn tool_choice(choice: Option<&Value>) -> Result<Option<ToolChoice>, OpenAiError> {
-    let Some(choice) = choice else { return Ok(None) };
-    let named = choice.get("name").and_then(Value::as_str);
-    match (choice.as_str(), choice.get("type").and_then(Value::as_str), named) {
-        (Some(word @ ("auto" | "none" | "required")), ..) => Ok(Some(word.into())),
-        (None, Some("function"), Some(name)) => Ok(Some(ToolChoice::Tool(name.into()))),
-        _ => Err(wrong(
-            "tool_choice",
-            "must be auto, none, required, or an object {\"type\": \"function\", \"name\": ..}",
-        )),
+/// Checks the description of the agent's own tools. What a client may call is a matter of the host.
+fn check_own_server(tool: &Value, path: &str) -> Result<(), OpenAiError> {
+    let known = ["type", "server_label", "server_url", "server_description", "require_approval"];
+    let mut members = tool.as_object().into_iter().flatten();
+    match members.find(|(name, value)| !known.contains(&name.as_str()) && !value.is_null()) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let problem = "is not supported: the tools of the agent are configured at the host";
+            Err(wrong(format!("{path}.{}", excerpt(name, 64)), problem))
+        }
     }
 }
 
 /// Returns the form of the answer, and its name.
 fn format(
-    value: Option<&Value>,
+    mut text: Map<String, Value>,
     ignored: &mut Vec<&'static str>,
 ) -> Result<(Option<OutputRequest>, Option<String>), OpenAiError> {
-    let Some(value) = value else { return Ok((None, None)) };
-    let fields = value.as_object().ok_or_else(|| wrong("text", "must be an object"))?;
-    if fields.get("verbosity").is_some_and(|value| !value.is_null()) {
+    text.retain(|_, value| !value.is_null());
+    if text.remove("verbosity").is_some() {
         ignored.push("text.verbosity");
     }
-    if let Some(other) =
-        fields.keys().find(|name| !["format", "verbosity"].contains(&name.as_str()))
-    {
-        return Err(wrong(&format!("text.{}", excerpt(other, 64)), "is not supported"));
+    let format = text.remove("format");
+    if let Some(other) = text.keys().next() {
+        return Err(wrong(format!("text.{}", excerpt(other, 64)), "is not supported"));
     }
-    let Some(format) = fields.get("format").filter(|format| !format.is_null()) else {
-        return Ok((None, None));
-    };
-    let kind = format.get("type").and_then(Value::as_str);
-    match kind {
-        Some("text") => Ok((None, None)),
-        Some("json_object") => {
-            let schema = OutputRequest::new(json!({"type": "object"}));
-            Ok((Some(schema), Some("json_object".to_owned())))
-        }
-        Some("json_schema") => {
-            let schema = format.get("schema").filter(|schema| schema.is_object());
-            let schema = schema.ok_or_else(|| wrong("text.format.schema", "must be an object"))?;
-            let name = format.get("name").and_then(Value::as_str).map(|name| excerpt(name, 64));
-            Ok((Some(OutputRequest::new(schema.clone())), name))
-        }
-        Some(_) | None => {
-            Err(wrong("text.format", "the type must be text, json_schema or json_object"))
-        }
-    }
+    let Some(format) = format else { return Ok((None, None)) };
+    let output = output(&format, &format["schema"], "text.format")?;
+    let name = format["name"].as_str().or_else(|| format["type"].as_str());
+    let name = name.filter(|_| output.is_some()).map(|name| excerpt(name, 64));
+    Ok((output, name))
 }
 
 /// Reads the input. System messages are added to the instructions.
@@ -501,7 +380,7 @@ fn item(
 ) -> Result<Option<InputItem>, OpenAiError> {
     let field = |name: &str| value.get(name).and_then(Value::as_str);
     let needed = |name: &str| {
-        field(name).ok_or_else(|| wrong(&format!("{param}.{name}"), "must be a string"))
+        field(name).ok_or_else(|| wrong(format!("{param}.{name}"), "must be a string"))
     };
     let place = |id: Option<&str>| {
         let ItemId { run, session, .. } = ItemId::parse(id?)?;
@@ -516,21 +395,25 @@ fn item(
             Some(InputItem::Reference(place))
         }
         // Thinking of another service cannot be passed on.
-        Some("reasoning") => place(field("id")).map(InputItem::Own),
+        Some("reasoning") => place(field("id")).map(|place| InputItem::Own { place, call: None }),
         Some("function_call") => {
             let (id, name, arguments) = (needed("call_id")?, needed("name")?, needed("arguments")?);
             if serde_json::from_str::<IgnoredAny>(arguments).is_err() {
-                return Err(wrong(&format!("{param}.arguments"), "must be JSON"));
+                return Err(wrong(format!("{param}.arguments"), "must be JSON"));
             }
-            let function = json!({"name": name, "arguments": arguments});
-            let call = json!({"id": id, "type": "function", "function": function});
             let place = place(field("id")).or_else(|| place(Some(id)));
-            Some(InputItem::Call { call, place })
+            Some(InputItem::Call { call: chat_call(id, name, arguments), place })
         }
         Some("mcp_call" | "mcp_approval_request") => {
-            let place = place(field("id"));
-            let place = place.ok_or_else(|| wrong(param, "is a call of another server"))?;
-            Some(InputItem::Own(place))
+            let id = field("id");
+            let place = place(id).ok_or_else(|| wrong(param, "is a call of another server"))?;
+            let output = field("output").or_else(|| value["error"]["message"].as_str());
+            let call = (id.zip(field("name")).zip(field("arguments")).zip(output)).map(
+                |(((id, name), arguments), output)| {
+                    (chat_call(id, name, arguments), output.to_owned())
+                },
+            );
+            Some(InputItem::Own { place, call })
         }
         Some("function_call_output") => {
             let call = needed("call_id")?.to_owned();
@@ -542,21 +425,27 @@ fn item(
             Some(InputItem::Decision {
                 request: needed("approval_request_id")?.to_owned(),
                 approve: approve
-                    .ok_or_else(|| wrong(&format!("{param}.approve"), "must be true or false"))?,
+                    .ok_or_else(|| wrong(format!("{param}.approve"), "must be true or false"))?,
                 reason: field("reason").map(str::to_owned),
             })
         }
         Some("compaction") => {
             let session = session_of_conversation(needed("encrypted_content")?);
             let session = session.ok_or_else(|| wrong(param, "is of another host"))?;
-            Some(InputItem::Own(ItemPlace { run: None, session }))
+            Some(InputItem::Own { place: ItemPlace { run: None, session }, call: None })
         }
         Some(other) => {
             let message = format!("items of type {:?} are not supported", excerpt(other, 64));
-            return Err(wrong(param, &message));
+            return Err(wrong(param, message));
         }
         None => return Err(wrong(param, "must be an object with a type")),
     })
+}
+
+/// Returns a call in the form of Chat Completions.
+fn chat_call(id: &str, name: &str, arguments: &str) -> Value {
+    let function = json!({"name": name, "arguments": arguments});
+    json!({"id": id, "type": "function", "function": function})
 }
 
 fn message(
@@ -579,7 +468,7 @@ fn message(
         }
         Some(_) | None => {
             let message = "must be user, assistant, system or developer";
-            return Err(wrong(&format!("{param}.role"), message));
+            return Err(wrong(format!("{param}.role"), message));
         }
     })
 }
@@ -590,7 +479,7 @@ fn content(value: &Value, param: &str) -> Result<Content, OpenAiError> {
         Value::String(text) => return Ok(text.as_str().into()),
         Value::Array(parts) => parts,
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
-            return Err(wrong(&format!("{param}.content"), "must be a string or a list of parts"));
+            return Err(wrong(format!("{param}.content"), "must be a string or a list of parts"));
         }
     };
     let mut own = Vec::new();
@@ -604,7 +493,7 @@ fn content(value: &Value, param: &str) -> Result<Content, OpenAiError> {
 fn content_part(part: &Value, param: &str) -> Result<ContentPart, OpenAiError> {
     let field = |name: &str| {
         let value = part.get(name).and_then(Value::as_str);
-        value.ok_or_else(|| wrong(&format!("{param}.{name}"), "must be a string"))
+        value.ok_or_else(|| wrong(format!("{param}.{name}"), "must be a string"))
     };
     match field("type")? {
         "input_text" | "output_text" | "text" => Ok(ContentPart::Text(field("text")?.to_owned())),
@@ -612,12 +501,12 @@ fn content_part(part: &Value, param: &str) -> Result<ContentPart, OpenAiError> {
         "input_image" => {
             let image = Image::parse(field("image_url")?);
             let image =
-                image.map_err(|error| wrong(&format!("{param}.image_url"), &error.to_string()))?;
+                image.map_err(|error| wrong(format!("{param}.image_url"), error.to_string()))?;
             Ok(ContentPart::Image(image))
         }
         other => {
             let message = format!("parts of type {:?} are not supported", excerpt(other, 64));
-            Err(wrong(param, &message))
+            Err(wrong(param, message))
         }
     }
 }
@@ -636,7 +525,7 @@ fn tool_output(value: &Value, param: &str) -> Result<ToolOutput, OpenAiError> {
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
-            return Err(wrong(&format!("{param}.output"), "must be a string or a list of parts"));
+            return Err(wrong(format!("{param}.output"), "must be a string or a list of parts"));
         }
     }
     Ok(output)
@@ -685,7 +574,7 @@ pub(super) fn history(items: &[InputItem]) -> Result<Vec<Value>, OpenAiError> {
                 let Some(at) = open.iter().position(|(id, _)| id == call) else {
                     let id = excerpt(call, 160);
                     let problem = format!("no tool call found for the output with call_id {id}");
-                    return Err(wrong("input", &problem));
+                    return Err(wrong("input", problem));
                 };
                 let (_, place) = open.remove(at);
                 let text = output.text();
@@ -697,9 +586,9 @@ pub(super) fn history(items: &[InputItem]) -> Result<Vec<Value>, OpenAiError> {
             }
             InputItem::Decision { request, .. } => {
                 let message = format!("no response waits for {:?}", excerpt(request, 160));
-                return Err(wrong("input", &message));
+                return Err(wrong("input", message));
             }
-            InputItem::Own(_) | InputItem::Reference(_) => {
+            InputItem::Own { .. } | InputItem::Reference(_) => {
                 return Err(wrong("items", "must not be items of this host"));
             }
         }
@@ -707,7 +596,7 @@ pub(super) fn history(items: &[InputItem]) -> Result<Vec<Value>, OpenAiError> {
     match open.first() {
         Some((id, _)) => {
             let id = excerpt(id, 160);
-            Err(wrong("input", &format!("no tool output found for the call {id}")))
+            Err(wrong("input", format!("no tool output found for the call {id}")))
         }
         None => Ok(messages),
     }

@@ -16,13 +16,14 @@ use super::super::super::access::Caller;
 use super::super::super::state::{ApiState, AppState};
 use super::super::DecisionAddress;
 use super::super::begin::{KEY_HEADER, ReceivedRequest};
-use super::super::openai_error::OpenAiError;
+use super::super::openai_error::{OpenAiError, wrong};
+use super::super::openai_parameters::Parameters;
 use super::super::retries::{RETRY_HEADER, RunPlace};
 use super::super::stream::{FacePart, Fold as _};
 use super::create::{self, BegunResponse, Plan};
 use super::fold::ResponseFold;
 use super::ids::ResponseId;
-use super::request::{self, CreateRequest, Named, no_such_response, wrong};
+use super::request::{CreateRequest, Named, no_such_response};
 use super::unstored;
 use callsheet_host::runtime::SessionHandle;
 use callsheet_host::telemetry::FaceKind;
@@ -152,17 +153,16 @@ impl SocketConnection {
     }
 
     async fn begin(&mut self, message: &[u8]) -> Result<SocketAnswer, OpenAiError> {
-        let mut fields = request::object(message)?;
-        match fields.remove("type").as_ref().and_then(Value::as_str) {
-            Some("response.create") => {}
-            Some(_) | None => return Err(wrong("type", "must be response.create")),
+        let mut parameters = Parameters::parse(message)?;
+        if parameters.take("type") != Some("response.create".into()) {
+            return Err(wrong("type", "must be response.create"));
         }
-        fields.remove("stream");
-        if fields.remove("background").is_some_and(|value| value != false) {
+        parameters.take("stream");
+        if parameters.take("background").is_some_and(|value| value != false) {
             return Err(wrong("background", "is not supported over a WebSocket"));
         }
-        let body = serde_json::to_vec(&fields).unwrap_or_default();
-        let mut request = CreateRequest::parse(&body)?;
+        let body = parameters.to_bytes();
+        let mut request = CreateRequest::read(parameters)?;
         let received = ReceivedRequest {
             face: FaceKind::Responses,
             caller: &self.caller,
@@ -229,15 +229,12 @@ impl SocketConnection {
 
     async fn send(&mut self, parts: &[FacePart]) -> Result<(), Closed> {
         for part in parts {
-            // Here the event of an error has a status.
-            let text = match part.name {
-                Some("error") => {
-                    let mut error: Value = serde_json::from_str(&part.data).unwrap_or_default();
-                    error["status"] = 500.into();
-                    error.to_string()
-                }
-                Some(_) | None => part.data.clone(),
-            };
+            // A response that has failed says so itself. Clients take an event of an error behind it for that of their next
+            // request.
+            if part.name == Some("error") {
+                continue;
+            }
+            let text = part.data.clone();
             self.write(Message::Text(text.into())).await?;
         }
         Ok(())

@@ -1,7 +1,9 @@
 //! Responses as the journal has them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+
+use serde_json::{Value, json};
 
 use super::super::super::access::Caller;
 use super::super::super::state::ApiState;
@@ -10,14 +12,14 @@ use super::super::records::{PAGE_RECORDS, for_each_record};
 use super::super::retries::RunPlace;
 use super::super::session_of;
 use super::super::stream::Fold as _;
-use super::fold::{FoldOptions, ResponseFold};
-use super::ids::ResponseId;
+use super::fold::{FoldOptions, ResponseFold, approval_place};
+use super::ids::{ItemId, ResponseId};
 use super::object::ResponseSettings;
-use super::request::no_such_response;
+use super::request::{InputItem, no_such_response};
 use callsheet_host::runtime::{HostError, SessionHandle};
 use callsheet_values::config::ClientTool;
 use callsheet_values::record::{PastEvents, Record};
-use callsheet_values::types::{Content, Seq};
+use callsheet_values::types::{ApprovalVerdict, Content, ContentPart, Seq};
 
 /// A run that the journal has.
 #[derive(Clone)]
@@ -113,6 +115,77 @@ impl StoredRun {
         }
     }
 
+    /// Returns the inputs of the run as items, in order, each with its record: the message that has started it, and what its
+    /// client and its users have added: results of calls, decisions and further messages.
+    pub(super) async fn inputs(&self) -> Result<Vec<(Seq, Value)>, OpenAiError> {
+        let first = self.place.seq;
+        let id = |kind: &str, of: &str| {
+            ItemId { kind, run: first, of, session: self.place.session.clone() }.to_string()
+        };
+        let mut inputs = vec![(first, user_item(&id("msg", "input"), &self.input))];
+        let (mut is_over, mut asked) = (false, BTreeMap::new());
+        for_each_record(&self.session, |entry| {
+            let seq = entry.seq;
+            if is_over || seq <= first {
+                return;
+            }
+            if let Record::RunStarted { .. } = entry.record {
+                is_over = true;
+            } else if let Record::Steered { input, .. } = entry.record {
+                inputs.push((seq, user_item(&id("msg", &format!("{seq}-input")), &input)));
+            } else if let Record::ApprovalAsked { request } = entry.record {
+                asked.insert(request.call.key, request);
+            } else if let Record::ApprovalGiven { key, verdict, message, .. } = entry.record {
+                let Some(request) = asked.get(&key) else { return };
+                inputs.push((
+                    seq,
+                    json!({
+                        "type": "mcp_approval_response",
+                        "id": id("mcpa", &format!("{seq}")),
+                        "approval_request_id": id("mcpr", &approval_place(request)),
+                        "approve": verdict == ApprovalVerdict::Approved,
+                        "reason": message,
+                    }),
+                ));
+            } else if let Record::CallEnded { call, outcome, notes, amended: false, .. } =
+                entry.record
+                && notes.by_client
+            {
+                let key = call.key.to_string();
+                inputs.push((
+                    seq,
+                    json!({
+                        "type": "function_call_output",
+                        "id": id("fco", &key),
+                        "call_id": id("call", &key),
+                        "output": &*outcome.content,
+                        "status": "completed",
+                    }),
+                ));
+            }
+        })
+        .await?;
+        Ok(inputs)
+    }
+
+    /// Returns whether the run has got the messages of the user among the items.
+    pub(super) async fn has_messages_of(&self, items: &[InputItem]) -> Result<bool, OpenAiError> {
+        let inputs = self.inputs().await?;
+        let mut messages = items.iter().filter_map(|item| match item {
+            InputItem::User(content) => Some(user_item("", content)),
+            InputItem::Assistant { .. }
+            | InputItem::Call { .. }
+            | InputItem::Own { .. }
+            | InputItem::Reference(_)
+            | InputItem::Output { .. }
+            | InputItem::Decision { .. } => None,
+        });
+        let is_input = |message: Value| {
+            inputs.iter().skip(1).any(|(_, input)| input["content"] == message["content"])
+        };
+        Ok(messages.all(is_input))
+    }
+
     /// Returns the response that a request about the run goes on from: the last one that has ended, or else the first.
     pub(super) async fn last_response(
         &self,
@@ -140,6 +213,18 @@ impl StoredRun {
             }
         }
     }
+}
+
+/// Returns a message of the user.
+fn user_item(id: &str, content: &Content) -> Value {
+    let parts = content.parts().iter().map(|part| match part {
+        ContentPart::Text(text) => json!({"type": "input_text", "text": text}),
+        ContentPart::Image(image) => {
+            json!({"type": "input_image", "image_url": image.url(), "detail": "auto"})
+        }
+    });
+    let content: Vec<Value> = parts.collect();
+    json!({"type": "message", "id": id, "status": "completed", "role": "user", "content": content})
 }
 
 /// Returns the tools that the client runs in all runs of a session.

@@ -88,9 +88,9 @@ pub(super) fn delete_after_run(state: &ApiState, session: SessionHandle, place: 
     }
 }
 
-/// Deletes what an earlier process of this host has left behind: the tasks above ended with it. Called for the first
-/// request of this process.
-pub(super) fn delete_old(state: &ApiState) {
+/// Deletes what an earlier process of this host has left behind: the tasks above ended with it. Called at the start of
+/// the server, or for the first request if this API is mounted elsewhere.
+pub(in super::super) fn delete_old(state: &ApiState) {
     if state.faces.has_deleted_old.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -108,8 +108,11 @@ pub(super) fn delete_old(state: &ApiState) {
                 if !is_unstored(&stored.id) {
                     return;
                 }
+                // The tasks of this process delete the later ones.
                 let is_old = stored.touched < now;
-                if stored.state == SessionState::Idle && is_old {
+                let has_run =
+                    [SessionState::Running, SessionState::Waiting].contains(&stored.state);
+                if is_old && !has_run {
                     drop(host.session(&stored.id).close().await);
                 }
                 query.continue_after(stored);
