@@ -291,3 +291,31 @@ async fn a_repeated_request_has_the_messages_of_its_run_once() {
     }
     assert_eq!(served.snapshot("c1").await["history"].as_array().unwrap().len(), 6);
 }
+
+#[tokio::test]
+async fn an_unknown_thread_begins_with_what_the_client_has() {
+    let (directory, served) = served(json!({"responses": [{"text": ["Hello Ada."]}]})).await;
+    let function = json!({"name": "lookup", "arguments": "{}"});
+    let mut body = input("c1", "Hi.");
+    let earlier = [
+        json!({"id": "s", "role": "system", "content": "Be kind."}),
+        json!({"id": "u", "role": "user", "content": "I am Ada."}),
+        json!({"id": "c", "role": "assistant", "toolCalls": [{"id": "x", "type": "function", "function": function}]}),
+        json!({"id": "r", "role": "tool", "toolCallId": "x", "content": "known"}),
+        json!({"id": "g", "role": "assistant", "content": "Welcome."}),
+    ];
+    let last = body["messages"].as_array_mut().unwrap().pop().unwrap();
+    body["messages"].as_array_mut().unwrap().extend(earlier.into_iter().chain([last]));
+    let answer = served.post("/v1/agui/default", body).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let events = events(&answer.body);
+    let snapshot = events.iter().rfind(|event| event["type"] == "MESSAGES_SNAPSHOT");
+    let messages = &snapshot.unwrap()["messages"];
+    let ids: Vec<_> = messages.as_array().unwrap().iter().map(|it| it["id"].clone()).collect();
+    assert_eq!([&ids[0], &ids[3]], ["u", "g"], "{messages}");
+    assert_eq!(ids.len(), 6, "{messages}");
+    let request = directory.model.requests()[0].body["messages"].clone();
+    let roles: Vec<_> = request.as_array().unwrap().iter().map(|it| it["role"].clone()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "tool", "assistant", "user"]);
+    assert!(request[0]["content"].as_str().unwrap().contains("Be kind."), "{request}");
+}

@@ -120,12 +120,18 @@ impl ChatPath {
         Err(unprocessable("other_agent", message))
     }
 
-    /// Returns the session with this id, and whether it was opened. Another request may open it meanwhile.
-    async fn find_or_open(&self, id: &SessionId) -> Result<(SessionHandle, bool), ApiError> {
+    /// Returns the session with this id, and whether it was opened, with this history. Another request may open it
+    /// meanwhile.
+    async fn find_or_open(
+        &self,
+        id: &SessionId,
+        history: Vec<Value>,
+    ) -> Result<(SessionHandle, bool), ApiError> {
         if let Some(session) = self.find(id).await? {
             return Ok((session, false));
         }
-        let open = OpenSession::from(id.as_str()).with_agent(&self.agent);
+        let mut open = OpenSession::from(id.as_str()).with_agent(&self.agent);
+        open.messages = history;
         match self.state.host.open_session(open).await {
             Ok(session) => return Ok((self.caller.with_author(session), true)),
             Err(HostError::SessionExists) => {}
@@ -169,6 +175,11 @@ pub(super) trait ChatBody: DeserializeOwned {
 
     /// Returns what the request changes of the agent.
     fn overrides(&self) -> RunOverrides;
+
+    /// Returns what was said before the last message, for a chat whose session does not exist.
+    fn history(&self) -> Result<Vec<Value>, ApiError> {
+        Ok(Vec::new())
+    }
 
     /// Returns the pairs that the client gives the run.
     fn metadata(&self) -> Metadata {
@@ -238,7 +249,7 @@ impl<T: ChatBody> ChatRequest<T> {
     /// Starts a run in the session, and opens the session if there is none. If the run in progress began with the same
     /// message, joins it: the client has repeated its request before this host has seen that its connection is closed.
     async fn start(&self, run: RunRequest) -> Result<ActedRun, ApiError> {
-        let (session, is_new) = self.path.find_or_open(&self.id).await?;
+        let (session, is_new) = self.path.find_or_open(&self.id, self.body.history()?).await?;
         let (input, metadata) = (run.input.clone(), run.metadata.clone());
         let error = match session.start_run(run).await {
             Ok(run) => {

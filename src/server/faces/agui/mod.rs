@@ -70,14 +70,23 @@ async fn run(
 ) -> Result<Response, ApiError> {
     let (state, body) = (&request.path.state, &request.body);
     let (mut thread, mut check, mut before) = (ThreadSnapshot::default(), Ok(()), None);
+    let is_new = session.is_none();
     if let Some(session) = session {
         let snapshot = session.snapshot().await?;
         check = request::check_answered(&snapshot, &Replies::default());
         thread = thread_before_run(state, &session, &snapshot, body.earlier()).await?;
         before = Some((session, snapshot));
     }
-    thread.ids.add_of_client(body.messages.last());
     let begun = request.run(input, check).await?;
+    let given = if is_new { body.history()?.len() } else { 0 };
+    if given > 0 {
+        let snapshot = begun.session.snapshot().await?;
+        let history = snapshot.history.get(..given).unwrap_or_default();
+        let mut ids = ThreadIds::new(body.earlier(), MessageIds::default());
+        (thread.messages, _) = messages::of_history(history, &mut ids);
+        thread.ids = ids.client;
+    }
+    thread.ids.add_of_client(body.messages.last());
     // A repeated request joins the run that it has started.
     if let Some((session, snapshot)) = before
         && has_ended_before(&snapshot, &begun.place)

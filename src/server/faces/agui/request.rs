@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::super::error::ApiError;
 use super::super::chats::{self, ChatBody};
@@ -40,6 +40,8 @@ pub(super) struct AguiMessage {
     #[serde(default)]
     pub(super) content: Value,
     tool_call_id: Option<String>,
+    #[serde(default)]
+    tool_calls: Vec<Value>,
     error: Option<String>,
 }
 
@@ -136,16 +138,45 @@ impl ChatBody for RunAgentInput {
         self.messages.last().map_or("", |message| &message.id)
     }
 
-    /// The tools are those that the client runs, and the context becomes instructions.
+    /// Messages of other roles are for the page alone.
+    fn history(&self) -> Result<Vec<Value>, ApiError> {
+        let mut history = Vec::new();
+        for (at, message) in self.earlier().iter().enumerate() {
+            let text = text_of(&message.content);
+            match message.role.as_str() {
+                "user" => {
+                    let content = input(&message.content, at)?;
+                    history.push(json!({"role": "user", "content": content}));
+                }
+                "assistant" if !(text.is_empty() && message.tool_calls.is_empty()) => {
+                    let calls = &message.tool_calls;
+                    history
+                        .push(json!({"role": "assistant", "content": text, "tool_calls": calls}));
+                }
+                "tool" => {
+                    let call = &message.tool_call_id;
+                    history.push(json!({"role": "tool", "tool_call_id": call, "content": text}));
+                }
+                _ => {}
+            }
+        }
+        Ok(history)
+    }
+
+    /// The tools are those that the client runs. The messages of the system and the context become instructions.
     fn overrides(&self) -> RunOverrides {
         let tools = self.tools.iter().map(|AguiTool { name, description, parameters }| {
             chats::client_tool(name, description, parameters.as_ref())
         });
         let tools: Arc<[ClientTool]> = tools.collect();
+        let is_of_system =
+            |message: &&AguiMessage| ["system", "developer"].contains(&message.role.as_str());
+        let system = self.messages.iter().filter(is_of_system).map(|it| text_of(&it.content));
         let context = self.context.iter();
         let context =
             context.map(|AguiContext { description, value }| format!("{description}:\n{value}"));
-        let instructions = context.collect::<Vec<_>>().join("\n\n");
+        let texts = system.filter(|text| !text.is_empty()).chain(context);
+        let instructions = texts.collect::<Vec<_>>().join("\n\n");
         RunOverrides::default().with(|overrides| {
             overrides.client_tools = Some(tools).filter(|tools| !tools.is_empty());
             overrides.instructions = Some(instructions).filter(|text| !text.is_empty());
