@@ -289,6 +289,8 @@ impl Fold for ResponseFold {
             Event::LimitReached { limit, action, .. } => {
                 self.is_out_of_calls |= limit == MAX_CALLS_KEY && action == "ended";
             }
+            // It goes on when its host does.
+            Event::RunEnded { end: RunEnd::Interrupted, .. } => {}
             Event::RunEnded { end, text: _, output, error, finish_reason, .. } => {
                 self.run_end = Some(id.seq);
                 self.end_turn(id, parts);
@@ -740,10 +742,8 @@ impl ResponseFold {
         let items = self.attempt.as_ref().map(|it| it.items.iter().map(|item| item.item));
         let items: Vec<usize> = items.into_iter().flatten().collect();
         self.end_items(CutItems::All, parts);
-        let Some(response) = &mut self.response else { return };
-        for item in items {
-            response.items.get_mut(item).into_iter().for_each(|item| item.is_void = true);
-        }
+        items.into_iter().for_each(|item| self.void(item));
+        let Some(response) = &self.response else { return };
         let shown = response.next_index - first_index;
         if is_shown {
             (shown..reserved).for_each(|number| self.add_lost_item((seq, number), id, parts));
@@ -759,6 +759,10 @@ impl ResponseFold {
         let item = self.add_item(value, parts);
         self.set(item, "status", "incomplete".into());
         self.end_item(item, parts);
+        self.void(item);
+    }
+
+    fn void(&mut self, item: usize) {
         if let Some(item) = self.response.as_mut().and_then(|it| it.items.get_mut(item)) {
             item.is_void = true;
         }
@@ -878,7 +882,8 @@ impl ResponseFold {
     }
 
     /// Shows a call that has an outcome, and returns whether it has one. A call is shown with its outcome, and not
-    /// before: until then it may still have to be approved, and clients take an item that ends for a result.
+    /// before: until then it may still have to be approved, and an item that were taken back for that counts as a call of
+    /// its own in clients (`@ai-sdk/openai` 4.0.118).
     fn show_call(&mut self, at: usize, parts: &mut Vec<FacePart>) -> bool {
         let Some(shown) = self.calls.get_mut(at) else { return false };
         let Some(outcome) = self.outcomes.get(&shown.call.key).cloned() else { return false };
@@ -1032,11 +1037,6 @@ impl ResponseFold {
         time: u64,
         parts: &mut Vec<FacePart>,
     ) {
-        if end == RunEnd::Interrupted {
-            // The run goes on when its host does.
-            self.run_end = None;
-            return;
-        }
         if end == RunEnd::Refused {
             self.end_refused(error, finish, parts);
         }
@@ -1581,5 +1581,14 @@ mod tests {
             let rest = run.fold(RUN, position(part)).1;
             assert_eq!(rest.len() + 1, parts.iter().skip_while(|it| *it != part).count());
         }
+    }
+
+    #[test]
+    fn a_run_that_a_restart_interrupts_keeps_its_calls() {
+        let run = Run::started().calls(&["quick", "quick"]).call_ends(1);
+        let run = run.record(samples::run_ended(RunEnd::Interrupted, None));
+        let (fold, _) = run.call_ends(0).fold(RUN, None);
+        assert!(!fold.has_ended());
+        assert_eq!(kinds(&fold), ["mcp_call", "mcp_call"]);
     }
 }

@@ -407,7 +407,7 @@ fn item(
         Some("mcp_call" | "mcp_approval_request") => {
             let id = field("id");
             let place = place(id).ok_or_else(|| wrong(param, "is a call of another server"))?;
-            let output = field("output").or_else(|| value["error"]["message"].as_str());
+            let output = field("output").or_else(|| value["error"]["content"][0]["text"].as_str());
             let call = (id.zip(field("name")).zip(field("arguments")).zip(output)).map(
                 |(((id, name), arguments), output)| {
                     (chat_call(id, name, arguments), output.to_owned())
