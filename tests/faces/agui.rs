@@ -318,4 +318,13 @@ async fn an_unknown_thread_begins_with_what_the_client_has() {
     let roles: Vec<_> = request.as_array().unwrap().iter().map(|it| it["role"].clone()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "tool", "assistant", "user"]);
     assert!(request[0]["content"].as_str().unwrap().contains("Be kind."), "{request}");
+
+    let call = json!({"id": "x", "type": "function", "function": {"name": "quick", "arguments": "{\"id\":\"a\"}"}});
+    let mut body = input("c2", "Hi.");
+    let messages = body["messages"].as_array_mut().unwrap();
+    messages.insert(0, json!({"id": "c", "role": "assistant", "toolCalls": [call]}));
+    let refused = served.post("/v1/agui/default", body).await;
+    assert_eq!(refused.status, 400, "a call without a result is not run: {refused:?}");
+    assert_eq!(served.get("/v1/sessions/c2").await.status, 404);
+    assert_eq!(starts(&directory, "a"), 0);
 }

@@ -913,3 +913,24 @@ async fn a_form_that_only_the_request_with_results_asks_for_is_named_as_ignored(
     assert_eq!(ignored, Some("messages[].role=system, response_format"));
     served.shutdown().await;
 }
+
+#[tokio::test]
+async fn equal_bodies_for_two_sessions_are_two_requests() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"calls": [{"name": "waits", "arguments": {"id": "a"}}]}, {"text": ["For Bob."]}]}))
+    .await;
+    let served = start(&directory, "").await;
+    let text = with(body(&[user("go on")]), json!({"stream": true})).to_string();
+    let request = |session: &str| post(PATH, &format!("x-callsheet-session: {session}\r\n"), &text);
+    let cut = HttpConnection::open(served.addr(), &request("alice")).await;
+    directory.control.until_logged("start a").await;
+    drop(cut);
+    let answer = served.send(&request("bob")).await;
+    assert_eq!(answer.header("x-callsheet-session"), Some("bob"));
+    assert_eq!(content(&answer.body), "For Bob.");
+    let keyed = |session: &str| request(session).replacen("\r\n", "\r\nidempotency-key: k\r\n", 1);
+    assert_eq!(served.send(&keyed("carol")).await.status, 200);
+    assert_eq!(served.send(&keyed("dave")).await.status, 422);
+    directory.control.release("a");
+    served.shutdown().await;
+}

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::client::{HttpConnection, post};
-use crate::host_directory::within;
+use crate::host_directory::{HostDirectory, within};
 use crate::installed::run_client;
 use crate::pages::{ASKS, call, script, served, served_with, starts};
 
@@ -158,6 +158,24 @@ async fn a_page_runs_its_own_tools() {
     let history = served.snapshot("c1").await["history"].to_string();
     assert!(history.contains("Rome") && history.contains("image_url"), "{history}");
     drop(directory);
+}
+
+#[tokio::test]
+async fn all_calls_of_the_page_come_with_an_approval() {
+    let page = |name: &str| json!({"name": name, "arguments": {}});
+    let calls = json!([page("where"), page("when"), call("writes", "b")]);
+    let directory = HostDirectory::new(json!({"responses": [{"calls": calls}]})).await;
+    let served =
+        directory.start("", &format!("{ASKS}\n[agents.default]\nexecution = \"parallel\"")).await;
+    let mut asked = body("c1", "go");
+    let tool =
+        |name: &str| json!({"name": name, "description": "", "input_schema": {"type": "object"}});
+    asked["client_tools"] = json!([tool("where"), tool("when")]);
+    let answer = served.post("/v1/ui/default", asked).await;
+    let events = answer.body.matches("\"type\":\"tool-input-available\"").count();
+    assert_eq!(events, 3, "{}", answer.body);
+    assert!(!answer.body.contains("reset-step"), "{}", answer.body);
+    served.post("/v1/sessions/c1/stop", json!({"mode": "now"})).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Begins the answer to a request for a run: starts the run, or joins the one that the same request has started before.
 
+use std::borrow::Cow;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 use axum::extract::Request;
@@ -9,6 +10,7 @@ use super::super::access::Caller;
 use super::super::error::ApiError;
 use super::super::extract::{ReceivedBody, check_media_type, read_in_time};
 use super::super::state::ApiState;
+use super::SESSION_HEADER;
 use super::answer::FaceAnswer;
 use super::earlier;
 use super::openai_error::ParameterNames;
@@ -68,12 +70,12 @@ impl ReceivedRequest<'_> {
         key.map(str::trim).filter(|key| !key.is_empty())
     }
 
-    /// Returns the key with the digest of the path and of the body. The order of members makes no difference.
+    /// Returns the key with the digest of the path, of the session that the header names and of the body. The order of members makes no difference.
     pub(super) fn request_key(&self) -> Option<RequestKey> {
         let key = self.key()?;
         // `Value` sorts members.
         let body: serde_json::Value = serde_json::from_slice(self.body).unwrap_or_default();
-        Some(RequestKey::new(key, &format!("{} {body}", self.path)))
+        Some(RequestKey::new(key, &format!("{} {body}", self.place())))
     }
 
     /// Returns an id for the session that the request opens. With a key it is the same each time, so that a repeated
@@ -103,20 +105,31 @@ impl ReceivedRequest<'_> {
         retries::marked_attempt(self.headers).max(self.key().is_some().into())
     }
 
-    fn digest(&self) -> RequestDigest {
-        self.digest_of(self.key().map_or(self.body, str::as_bytes))
+    /// Returns the path and the session that the header names.
+    fn place(&self) -> Cow<'_, str> {
+        match self.headers.get(SESSION_HEADER).and_then(|value| value.to_str().ok()) {
+            None => self.path.into(),
+            Some(session) => format!("{} {session}", self.path).into(),
+        }
     }
 
-    fn digest_of(&self, named: &[u8]) -> RequestDigest {
+    fn digest(&self) -> RequestDigest {
+        match self.key() {
+            None => self.digest_of(&self.place(), self.body),
+            Some(key) => self.digest_of(self.path, key.as_bytes()),
+        }
+    }
+
+    fn digest_of(&self, place: &str, named: &[u8]) -> RequestDigest {
         let author = self.caller.author();
         let author = author.as_ref().map(|author| author.as_str());
-        RequestDigest::new(author, self.path, named)
+        RequestDigest::new(author, place, named)
     }
 
     fn names(&self) -> RequestNames {
         let digest = self.digest();
         let body = match self.request_key() {
-            Some(key) => self.digest_of(key.digest.as_bytes()),
+            Some(key) => self.digest_of(self.path, key.digest.as_bytes()),
             None => digest,
         };
         RequestNames { digest, body, attempt: self.attempt() }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use callsheet_host::runtime::{PendingApproval, SessionSnapshot};
 use callsheet_values::event::{ApprovalRequest, ChildEvent, Event, PublishedEvent, WaitingFor};
-use callsheet_values::types::{CallKey, Seq, SessionId, WaitPhase};
+use callsheet_values::types::{CallKey, Execution, Seq, SessionId, WaitPhase};
 
 /// The id of an approval or a question for clients: `t1a1c0.SHA`, with `.after` behind it if the result waits, and with
 /// the session before it if the call is one of a child session. The hash makes a decision about other arguments an error.
@@ -123,6 +123,8 @@ struct OpenRequest {
 #[derive(Debug)]
 pub(super) struct WaitingCalls {
     known: KnownWaits,
+    /// Calls of a response run concurrently: each one gets its ticket without the end of another one.
+    is_parallel: bool,
     has_response_ended: bool,
     calls: BTreeMap<CallKey, CallState>,
     ended: BTreeSet<CallKey>,
@@ -138,6 +140,7 @@ impl WaitingCalls {
         let answers = own + known.answered_calls.len();
         Self {
             known,
+            is_parallel: false,
             has_response_ended: false,
             calls: BTreeMap::new(),
             ended: BTreeSet::new(),
@@ -189,6 +192,8 @@ impl WaitingCalls {
             self.calls.clear();
             self.ended.clear();
             self.requests.clear();
+        } else if let Event::RunStarted { execution, .. } = event {
+            self.is_parallel = *execution != Execution::Sequential;
         } else if let Event::ResponseEnded { response } = event {
             self.has_response_ended = true;
             response.calls.iter().for_each(|call| self.add(call.key));
@@ -251,8 +256,9 @@ impl WaitingCalls {
         if by_client && !self.known.answered_calls.contains(&call) {
             self.requests.remove(&call.to_string());
             self.calls.insert(call, CallState::ByClient);
-        } else if matches!(waiting_for, WaitingFor::Ticket | WaitingFor::Exclusive)
-            && self.calls.get(&call) != Some(&CallState::ByClient)
+        } else if self.calls.get(&call) != Some(&CallState::ByClient)
+            && (waiting_for == WaitingFor::Exclusive
+                || waiting_for == WaitingFor::Ticket && !self.is_parallel)
         {
             self.calls.insert(call, CallState::Blocked);
         }

@@ -1,6 +1,7 @@
 //! The request of AG-UI, `RunAgentInput`. The thread is the session. The client sends all messages that it has; only the
 //! last ones say something new, and `resume` answers what the last run waited for.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -14,7 +15,7 @@ use callsheet_host::runtime::SessionSnapshot;
 use callsheet_host::telemetry::FaceKind;
 use callsheet_tools::ToolOutput;
 use callsheet_values::config::{ClientTool, RunOverrides};
-use callsheet_values::types::{Content, ContentPart, Image};
+use callsheet_values::types::{Content, ContentPart, Image, excerpt};
 
 /// The body of `POST /v1/agui/{agent}`. Members that the protocol has and this host does not need are not read: `state`
 /// (the host's variables are what counts), `forwardedProps`.
@@ -141,8 +142,25 @@ impl ChatBody for RunAgentInput {
     /// Messages of other roles are for the page alone.
     fn history(&self) -> Result<Vec<Value>, ApiError> {
         let mut history = Vec::new();
-        for (at, message) in self.earlier().iter().enumerate() {
+        let mut open = BTreeSet::<String>::new();
+        for (at, message) in self.messages.iter().enumerate() {
             let text = text_of(&message.content);
+            let is_result =
+                message.tool_call_id.as_ref().is_some_and(|id| open.remove(id.as_str()));
+            if message.role == "tool" && !is_result {
+                let problem = "has the result of no call of the message before it";
+                return Err(chats::bad_request(format!("messages[{at}]: {problem}")));
+            }
+            if let (false, Some(id)) = (message.role == "tool", open.first()) {
+                let id = excerpt(id, 64);
+                let problem = format!("messages[{at}]: the call {id:?} before it has no result");
+                return Err(chats::bad_request(problem));
+            }
+            let calls = message.tool_calls.iter().filter_map(|call| call["id"].as_str());
+            open.extend(calls.map(str::to_owned));
+            if at + 1 == self.messages.len() {
+                break;
+            }
             match message.role.as_str() {
                 "user" => {
                     let content = input(&message.content, at)?;

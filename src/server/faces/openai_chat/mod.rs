@@ -100,7 +100,7 @@ async fn create(
     };
     let mut ignored = request.ignored.clone();
     let of_start = target.clone();
-    let start = asked.start(of_start, &mut ignored);
+    let start = Box::pin(asked.start(of_start, &mut ignored));
     let begun = begin::begin(&state, received, || asked.continued(&target), start).await;
     let settings = |session: &SessionHandle, place: &RunPlace, rest: String| AnswerSettings {
         id: format!("chatcmpl-{}-{}", place.run.0, place.seq),
