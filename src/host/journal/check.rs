@@ -116,9 +116,11 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
     assert_eq!(kept, Ok(!removes_documents), "the document of a removed session is not used");
     let kept = journal.document("tools-of-a").await.map(|text| text.is_some());
     assert_eq!(kept, Ok(true), "a document that a session names is kept");
-    for (key, is_kept) in points.iter().zip([!removes_documents, true, true]) {
+    for (key, is_kept) in points.iter().zip([false, true, true]) {
         let kept = journal.document(key).await.map(|text| text.is_some());
-        assert_eq!(kept, Ok(is_kept), "{key}: points are deleted with the last session of theirs");
+        // An engine may keep all documents.
+        let is_right = kept == Ok(is_kept) || kept == Ok(true) && !removes_documents;
+        assert!(is_right, "{key}: points are deleted with the last session of theirs: {kept:?}");
     }
     journal.close().await;
     if !journal.is_lasting() {

@@ -181,7 +181,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// Stores a text that belongs to no session, such as a list of tool definitions. A text that was stored
     /// under the same key is replaced. It is durable when the future is ready. A key has at most 128 characters of
     /// a-z, A-Z, 0-9, `_` and `-`. The session `used_by`, if it is stored, then uses the text, as if one of its records
-    /// named it. A text whose key begins with [`HISTORY_POINTS`](callsheet_values::record::HISTORY_POINTS) is deleted with the last session that uses it.
+    /// named it. A text whose key begins with [`HISTORY_POINTS`](callsheet_values::record::HISTORY_POINTS) is deleted with
+    /// the last session that uses it, unless the engine keeps all documents.
     ///
     /// # Errors
     /// If it cannot be stored.
