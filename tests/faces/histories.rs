@@ -8,7 +8,7 @@ use crate::client::HttpResponse;
 use crate::host_directory::{HostDirectory, HostServer};
 use crate::responses::{outline, start};
 
-/// What the model gets behind results that were made elsewhere.
+/// The input of a run whose session begins with results of calls of another host.
 const GO_ON: &str = "user [callsheet: The calls above have their results. Go on.]";
 
 fn user(text: &str) -> Value {

@@ -42,7 +42,7 @@ pub struct MemoryJournal {
     sessions: Mutex<BTreeMap<SessionId, Vec<Arc<JournalEntry>>>>,
     /// The documents with the times at which they were stored.
     documents: Mutex<BTreeMap<String, (u64, String)>>,
-    /// The documents that sessions name. Locked after `sessions`.
+    /// The documents that sessions use. Locked after `sessions` and `documents`.
     uses: Mutex<BTreeSet<(SessionId, String)>>,
 }
 
@@ -137,19 +137,24 @@ impl Journal for MemoryJournal {
         in_memory(|| {
             let mut kept = self.sessions.lock();
             sessions.iter().for_each(|session| drop(kept.remove(session)));
+            let mut documents = self.documents.lock();
             let mut uses = self.uses.lock();
-            if !uses.is_empty() {
-                let removed: BTreeSet<&SessionId> = sessions.iter().collect();
-                let (ended, kept): (BTreeSet<_>, _) = std::mem::take(&mut *uses)
-                    .into_iter()
-                    .partition(|(session, _)| removed.contains(session));
-                *uses = kept;
-                let points = ended.iter().filter(|(_, key)| key.starts_with(HISTORY_POINTS));
-                for (_, key) in points {
-                    if !uses.iter().any(|(_, used)| used == key) {
-                        self.documents.lock().remove(key);
-                    }
+            if uses.is_empty() {
+                return;
+            }
+            let removed: BTreeSet<&SessionId> = sessions.iter().collect();
+            let mut ended = Vec::new();
+            uses.retain(|(session, key)| {
+                let is_removed = removed.contains(session);
+                if is_removed && key.starts_with(HISTORY_POINTS) {
+                    ended.push(key.clone());
                 }
+                !is_removed
+            });
+            if !ended.is_empty() {
+                let used: BTreeSet<&String> = uses.iter().map(|(_, key)| key).collect();
+                ended.retain(|key| !used.contains(key));
+                ended.iter().for_each(|key| drop(documents.remove(key)));
             }
         })
     }

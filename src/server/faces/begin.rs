@@ -70,7 +70,8 @@ impl ReceivedRequest<'_> {
         key.map(str::trim).filter(|key| !key.is_empty())
     }
 
-    /// Returns the key with the digest of the path, of the session that the header names and of the body. The order of members makes no difference.
+    /// Returns the key with the digest of the path, of the session that the header names and of the body. The order of
+    /// members makes no difference.
     pub(super) fn request_key(&self) -> Option<RequestKey> {
         let key = self.key()?;
         // `Value` sorts members.

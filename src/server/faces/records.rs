@@ -1,5 +1,6 @@
 //! Reads the records of a session in pages, so that only one page is in memory.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use callsheet_host::runtime::{HostError, SessionHandle};
@@ -33,12 +34,29 @@ pub(super) async fn for_each_record(
     session: &SessionHandle,
     mut read: impl FnMut(JournalEntry),
 ) -> Result<(), HostError> {
-    let mut after = Seq(0);
+    for_each_record_after(session, Seq(0), |entry| {
+        read(entry);
+        ControlFlow::Continue(())
+    })
+    .await
+}
+
+/// Passes each record behind `after` to `read`, in order, until it breaks.
+///
+/// # Errors
+/// As [`for_each_record`].
+pub(super) async fn for_each_record_after(
+    session: &SessionHandle,
+    mut after: Seq,
+    mut read: impl FnMut(JournalEntry) -> ControlFlow<()>,
+) -> Result<(), HostError> {
     loop {
         let (page, has_more) = session.record_page(after, PAGE_RECORDS).await?;
         for entry in page {
             after = entry.seq;
-            read(entry);
+            if read(entry).is_break() {
+                return Ok(());
+            }
         }
         if !has_more {
             return Ok(());

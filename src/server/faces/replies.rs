@@ -27,7 +27,7 @@ pub(super) struct Replies {
     pub(super) earlier: BTreeSet<WaitId>,
 }
 
-/// What the client asks for.
+/// Whether a request of a chat starts a run, or goes on with the one that waits.
 #[derive(Debug)]
 pub(super) enum ChatAction {
     /// A run with this input.

@@ -128,7 +128,7 @@ pub(super) struct WaitingCalls {
     has_response_ended: bool,
     calls: BTreeMap<CallKey, CallState>,
     ended: BTreeSet<CallKey>,
-    /// What waits for the client, by the ids of the calls.
+    /// The approvals and questions that are open, by the ids of their calls.
     requests: BTreeMap<String, OpenRequest>,
     /// Number of the client's answers whose calls have not been seen. `None`: it has given none to the run's own calls.
     unseen_answers: Option<usize>,

@@ -119,7 +119,8 @@ const OPEN: &str = "
         ON CONFLICT DO NOTHING)
     SELECT n.k, opened.number, opened.root FROM n LEFT JOIN opened ON opened.k = n.k";
 
-/// Hides sessions, and deletes the documents with points of histories that only they use. Further parameters: the trees' places and the sessions. Returns the places of the owned trees (0) and
+/// Hides sessions, and deletes the documents with points of histories (`HISTORY_POINTS`) that only they use. Further
+/// parameters: the trees' places and the sessions. Returns the places of the owned trees (0) and
 /// the sessions that were there (1).
 const HIDE: &str = fenced!(
     ", h AS (

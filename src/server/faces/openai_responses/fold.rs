@@ -882,8 +882,8 @@ impl ResponseFold {
     }
 
     /// Shows a call that has an outcome, and returns whether it has one. A call is shown with its outcome, and not
-    /// before: until then it may still have to be approved, and an item that were taken back for that counts as a call of
-    /// its own in clients (`@ai-sdk/openai` 4.0.118).
+    /// before: until then it may still have to be approved, and clients (`@ai-sdk/openai` 4.0.118) would take the item that
+    /// ends for that as a result.
     fn show_call(&mut self, at: usize, parts: &mut Vec<FacePart>) -> bool {
         let Some(shown) = self.calls.get_mut(at) else { return false };
         let Some(outcome) = self.outcomes.get(&shown.call.key).cloned() else { return false };

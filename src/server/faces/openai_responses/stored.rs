@@ -1,6 +1,7 @@
 //! Responses as the journal has them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 use super::super::super::access::Caller;
 use super::super::super::state::ApiState;
 use super::super::openai_error::OpenAiError;
-use super::super::records::{PAGE_RECORDS, for_each_record};
+use super::super::records::{PAGE_RECORDS, for_each_record, for_each_record_after};
 use super::super::retries::RunPlace;
 use super::super::session_of;
 use super::super::stream::Fold as _;
@@ -123,20 +124,17 @@ impl StoredRun {
             ItemId { kind, run: first, of, session: self.place.session.clone() }.to_string()
         };
         let mut inputs = vec![(first, user_item(&id("msg", "input"), &self.input))];
-        let (mut is_over, mut asked) = (false, BTreeMap::new());
-        for_each_record(&self.session, |entry| {
+        let mut asked = BTreeMap::new();
+        for_each_record_after(&self.session, first, |entry| {
             let seq = entry.seq;
-            if is_over || seq <= first {
-                return;
-            }
             if let Record::RunStarted { .. } = entry.record {
-                is_over = true;
+                return ControlFlow::Break(());
             } else if let Record::Steered { input, .. } = entry.record {
                 inputs.push((seq, user_item(&id("msg", &format!("{seq}-input")), &input)));
             } else if let Record::ApprovalAsked { request } = entry.record {
                 asked.insert(request.call.key, request);
             } else if let Record::ApprovalGiven { key, verdict, message, .. } = entry.record {
-                let Some(request) = asked.get(&key) else { return };
+                let Some(request) = asked.get(&key) else { return ControlFlow::Continue(()) };
                 inputs.push((
                     seq,
                     json!({
@@ -163,6 +161,7 @@ impl StoredRun {
                     }),
                 ));
             }
+            ControlFlow::Continue(())
         })
         .await?;
         Ok(inputs)

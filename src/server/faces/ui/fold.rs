@@ -451,7 +451,7 @@ impl Fold for UiFold {
             let start = json!({"type": "start", "messageId": id, "messageMetadata": metadata});
             parts.push(chats::part(None, &start));
         }
-        // What has no id is a state of now, which comes after all that is stored.
+        // Events without an id are of no record: they come behind all stored ones.
         self.is_known_to_page &= published.id.is_some_and(|id| id.seq <= self.upto);
         self.open_calls.push(published);
         self.add_event(published);
